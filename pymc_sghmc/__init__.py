@@ -1,0 +1,14 @@
+"""Stochastic-gradient MCMC step methods for PyMC: SGHMC and SGLD on minibatches.
+
+``pm.sample(step=SGHMC(batch_size=500, learning_rate=...))`` samples an ordinary PyMC model from
+minibatches of its data. Learning-rate schedules are in `pymc_sghmc.schedules`, checks of a
+finished run in `pymc_sghmc.diagnostics`.
+"""
+
+from pymc_sghmc import diagnostics, schedules
+from pymc_sghmc.sghmc import SGHMC
+from pymc_sghmc.sgld import SGLD
+
+__version__ = "0.1.0"
+
+__all__ = ["SGHMC", "SGLD", "diagnostics", "schedules"]

@@ -1,0 +1,68 @@
+"""Every difference between PyMC 5 and PyMC 6, and every hook that PyMC doesn't offer.
+
+One function or class each, with the versions that it serves and what to delete when they go.
+Knows versions and their features; knows no samplers and no mathematics.
+"""
+
+import pymc.sampling.mcmc as _mcmc
+
+from pymc.step_methods.compound import BlockedStep
+from pymc.util import get_random_generator
+
+try:  # PyTensor 3 (PyMC 6). With PyMC 5's end, keep this line alone.
+    from pytensor.graph.traversal import ancestors, io_toposort
+except ImportError:  # PyTensor 2 (PyMC 5.28)
+    from pytensor.graph.basic import ancestors, io_toposort
+
+try:  # PyTensor 2 (PyMC 5.28). With PyMC 5's end, delete this and its use in rows.py.
+    from pytensor.tensor.extra_ops import BroadcastTo
+except ImportError:  # PyTensor 3 broadcasts with Alloc
+    from pytensor.tensor.basic import Alloc as BroadcastTo
+
+__all__ = ["BroadcastTo", "ChainSetup", "add_end_of_run_check", "ancestors", "toposort"]
+
+
+class ChainSetup(BlockedStep):
+    """Gives a step method one hook, ``begin_chain(rng)``, before each chain.
+
+    PyMC 5.28 calls ``set_rng(rng)``, PyMC 6 ``setup_chain(rng, tune, draws)``, both with the
+    generator of that chain and before its first draw, in workers too. With PyMC 5's end, delete
+    ``set_rng``.
+    """
+
+    def begin_chain(self, rng):
+        """Reset all that belongs to one chain; ``rng`` is the chain's generator."""
+        raise NotImplementedError
+
+    def set_rng(self, rng):
+        """Start a chain (PyMC 5.28)."""
+        self.begin_chain(get_random_generator(rng, copy=False))
+
+    def setup_chain(self, rng, tune, draws):
+        """Start a chain (PyMC 6)."""
+        self.begin_chain(get_random_generator(rng, copy=False))
+
+
+def toposort(outputs, leaves):
+    """Apply nodes between ``leaves`` and ``outputs`` in order of evaluation (PyTensor 2 and 3)."""
+    return io_toposort(list(leaves), list(outputs))
+
+
+def add_end_of_run_check(check):
+    """Let ``check(idata) -> list of SamplerWarning`` speak after each ``pm.sample``, once.
+
+    PyMC 5 and 6 run their convergence checks over the finished result, all chains together,
+    and log what they return, but offer step methods no place there: a step sees one chain, in
+    another process, and doesn't know its last draw. So the function is wrapped, once. It still
+    honours ``compute_convergence_checks`` and keeps PyMC's warnings. Delete when PyMC lets a
+    step method bring checks of its own.
+    """
+    original = _mcmc.run_convergence_checks
+    if check in getattr(original, "_sghmc_checks", ()):
+        return
+
+    def run_convergence_checks(idata, model):
+        return [*original(idata, model), *check(idata)]
+
+    run_convergence_checks._sghmc_checks = (*getattr(original, "_sghmc_checks", ()), check)
+    _mcmc.run_convergence_checks = run_convergence_checks

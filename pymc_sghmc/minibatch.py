@@ -1,0 +1,343 @@
+"""The minibatch contract: from a PyMC model to its log-density on any rows of the data.
+
+Two ways in, one meaning: an ordinary model with ``batch_size``, or a model of ``pm.Minibatch``
+with ``total_size``. Either becomes ``rest + Σ_groups N/n Σ_rows log p(row | θ)``, with batches as
+inputs of the graph, so that the caller draws the rows. What can't be cut into independent rows is
+refused here, in words. The model is never touched.
+"""
+
+import operator
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pymc.data import MinibatchOp
+from pymc.pytensorf import floatX
+from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.graph.basic import Constant
+
+from pymc_sghmc.compat import ancestors
+from pymc_sghmc.rows import array_of, check_rows, data_leaves, not_sliceable, slice_rows
+
+__all__ = ["Group", "minibatch_log_density"]
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """One observed variable: log-likelihood by row, unscaled, of ``count`` rows out of ``n_rows``.
+
+    ``count`` is how many rows the model's own graph holds: all of them, or a ``pm.Minibatch``.
+    """
+
+    factor: object
+    sources: list
+    n_rows: int
+    count: int
+
+
+@dataclass
+class Group:
+    """Likelihood terms on the same rows.
+
+    ``sources`` are the model's data variables, ``batches`` their placeholders in ``terms``, which
+    maps the name of each observed variable to its log-likelihood by row, unscaled.
+    """
+
+    n_rows: int
+    batch_size: int
+    sources: list
+    batches: list = field(default_factory=list)
+    terms: dict = field(default_factory=dict)
+
+    @property
+    def full_data(self) -> list:
+        """The variables that hold all rows of ``sources``."""
+        return [
+            source.owner.inputs[source.owner.outputs.index(source)]
+            if source.owner is not None and isinstance(source.owner.op, MinibatchOp)
+            else source
+            for source in self.sources
+        ]
+
+    def log_likelihood(self, total_size):
+        """N/n Σ_batch log p(row | θ), N = ``total_size`` rows in all."""
+        total = pt.add(*[term.sum() for term in self.terms.values()], pt.zeros(()))
+        return floatX(total_size) / floatX(self.batches[0].shape[0]) * total
+
+
+def minibatch_log_density(model, batch_size=None, initial_point=None) -> tuple:
+    """Split the model's log-density into what minibatches estimate and the rest.
+
+    Parameters
+    ----------
+    model : pm.Model
+        Never changed.
+    batch_size : int or dict of {str: int}, optional
+        Rows in a minibatch. A dict names each group of rows by an observed variable, a data
+        container or the leading dim. ``None``: the batches of ``pm.Minibatch`` where the model
+        has one, else all data at every step.
+    initial_point : dict, optional
+        Values near which the independence of the rows is checked.
+
+    Returns
+    -------
+    rest : TensorVariable
+        Scalar: priors with their Jacobians, potentials, likelihoods that are used whole.
+    groups : list of Group
+        What is cut into minibatches.
+
+    Raises
+    ------
+    ValueError
+        If the data can't be cut into independent rows, or ``batch_size`` doesn't fit them.
+    """
+    # Once each: PyMC 5.28's sample_posterior_predictive leaves observed_RVs twice in its list.
+    variables = list(dict.fromkeys([*model.free_RVs, *model.observed_RVs, *model.potentials]))
+    factors = dict(zip(variables, model.logp(vars=variables, sum=False), strict=True))
+    minibatches = _minibatch_outputs(factors.values())
+    if minibatches:
+        candidates = _from_pm_minibatch(model, factors)
+    elif batch_size is not None:
+        candidates = _from_full_data(model, factors)
+    else:
+        return model.logp(), []
+
+    _refuse_imputed(model)
+    groups, used = _choose(model, candidates, batch_size, bool(minibatches))
+    sliced = {source for group in groups for source in (*group.sources, *minibatches)}
+    rest = []
+    for variable, factor in factors.items():
+        if variable in used:
+            continue
+        shared_rows = [leaf for leaf in ancestors([factor]) if leaf in sliced]
+        if shared_rows and variable in model.potentials:
+            raise ValueError(
+                f"pm.Potential({variable.name!r}) is computed from data that are cut into "
+                f"minibatches ({_names(shared_rows)}), so it can't be evaluated on some of their "
+                "rows. Write it as the likelihood of an observed variable, for example with "
+                "pm.CustomDist, or sample the model with NUTS."
+            )
+        if shared_rows and variable not in model.observed_RVs:
+            raise ValueError(
+                f"The unknown {variable.name!r} has a prior that depends on data that are cut into "
+                f"minibatches ({_names(shared_rows)}): an unknown indexed by row can't be sampled "
+                "from minibatches. Marginalise it out of the model, or use NUTS."
+            )
+        rest.append(factor.sum())
+    check_rows(model, groups, model.initial_point() if initial_point is None else initial_point)
+    return pt.add(*rest, pt.zeros(())), groups
+
+
+def _from_full_data(model, factors) -> dict:
+    """Way 1: {observed variable: Likelihood} of the ordinary model."""
+    candidates = {}
+    for variable in dict.fromkeys(model.observed_RVs):
+        value = model.rvs_to_values[variable]
+        if value.type.ndim == 0 or factors[variable].type.ndim == 0:
+            continue
+        n_rows = _length(value)
+        dim = _leading_dim(model, variable.name)
+        sources = [
+            leaf
+            for leaf in data_leaves(factors[variable])
+            if np.shape(array_of(leaf))[0] == n_rows
+            and (dim is None or _leading_dim(model, leaf.name) in (None, dim))
+        ]
+        if isinstance(variable.owner.op, MinibatchRandomVariable):
+            _check_total_size(variable, n_rows)
+            factor = _unscaled(factors[variable], variable, value)
+        else:
+            factor = factors[variable]
+        candidates[variable] = Likelihood(factor, sources, n_rows, n_rows)
+    return candidates
+
+
+def _from_pm_minibatch(model, factors) -> dict:
+    """Way 2: the outputs of ``pm.Minibatch`` are the sources; its own index draw is dropped."""
+    candidates = {}
+    for variable in dict.fromkeys(model.observed_RVs):
+        sources = _minibatch_outputs([factors[variable]])
+        if not sources:
+            continue
+        # PyMC clones the node when it derives log-densities; the generator tells the calls apart.
+        calls = {source.owner.inputs[-1] for source in sources}
+        if len(calls) > 1:
+            raise ValueError(
+                f"{variable.name!r} is built from {len(calls)} calls of pm.Minibatch, which draw "
+                "different rows. Slice all arrays of one likelihood together: "
+                "X_batch, y_batch = pm.Minibatch(X, y, batch_size=...)."
+            )
+        if not isinstance(variable.owner.op, MinibatchRandomVariable):
+            raise ValueError(
+                f"{variable.name!r} observes a pm.Minibatch without total_size, so that the prior "
+                "would outweigh the likelihood. Pass total_size=N, the number of rows of the full "
+                f"data, to {variable.name!r}."
+            )
+        inputs = [source.owner.inputs[source.owner.outputs.index(source)] for source in sources]
+        n_rows = _length(inputs[0])
+        _check_total_size(variable, n_rows)
+        value = model.rvs_to_values[variable]
+        factor = _unscaled(factors[variable], variable, value)
+        count = _minibatch_size(sources[0].owner)
+        candidates[variable] = Likelihood(factor, sources, n_rows, count)
+    for variable in model.free_RVs:
+        if _minibatch_outputs([factors[variable]]):
+            raise ValueError(
+                f"The unknown {variable.name!r} has a prior that depends on pm.Minibatch: an "
+                "unknown indexed by row can't be sampled from minibatches. Marginalise it out of "
+                "the model, or use NUTS on the full data."
+            )
+    return candidates
+
+
+def _choose(model, candidates, batch_size, from_minibatch) -> tuple[list[Group], list]:
+    """Group the candidates by their rows and give each group its batch size."""
+    by_rows = {}
+    for variable, candidate in candidates.items():
+        by_rows.setdefault((candidate.n_rows, candidate.count), []).append(variable)
+    labels = {
+        key: [label for variable in members for label in _labels(model, variable, candidates)]
+        for key, members in by_rows.items()
+    }
+    listing = "; ".join(
+        f"{', '.join(map(repr, dict.fromkeys(labels[key])))} with {key[0]} rows" for key in by_rows
+    )
+    if not by_rows:
+        raise ValueError(
+            f"batch_size={batch_size!r}: no likelihood of this model has rows to cut into "
+            "minibatches. Rows lie on the leading axis of an observed variable with one "
+            "log-likelihood each; a time series, a Gaussian process or a scalar has none. "
+            "Leave batch_size out to use all data at every step, or use NUTS."
+        )
+    if isinstance(batch_size, Mapping):
+        unknown = [name for name in batch_size if not any(name in ls for ls in labels.values())]
+        if unknown:
+            raise ValueError(
+                f"batch_size={dict(batch_size)!r}: {unknown[0]!r} names no group of rows. "
+                f"This model has: {listing}."
+            )
+        sizes = {}
+        for key in by_rows:
+            named = {batch_size[name] for name in batch_size if name in labels[key]}
+            if len(named) > 1:
+                raise ValueError(
+                    f"batch_size={dict(batch_size)!r}: gives {sorted(named)} to the same rows. "
+                    f"This model has: {listing}."
+                )
+            if named or from_minibatch:
+                sizes[key] = named.pop() if named else key[1]
+    elif len(by_rows) > 1 and batch_size is not None:
+        raise ValueError(
+            f"batch_size={batch_size!r}: the likelihoods have different numbers of rows: "
+            f"{listing}. Name the groups: batch_size={{name: n, ...}}; a group that isn't named is "
+            "used whole."
+        )
+    else:
+        sizes = {key: key[1] if batch_size is None else batch_size for key in by_rows}
+
+    groups, used = [], []
+    for key, size in sizes.items():
+        n_rows, count = key
+        size = _checked_size(size, n_rows, batch_size)
+        sources = [source for variable in by_rows[key] for source in candidates[variable].sources]
+        group = Group(n_rows, size, list(dict.fromkeys(sources)))
+        group.batches = [_placeholder(source, i) for i, source in enumerate(group.sources)]
+        replacements = dict(zip(group.sources, group.batches, strict=True))
+        for variable in by_rows[key]:
+            own = {source: replacements[source] for source in candidates[variable].sources}
+            length = group.batches[0].shape[0]
+            try:
+                [term] = slice_rows([candidates[variable].factor], own, count, length)
+            except Exception as error:
+                raise not_sliceable(model, variable.name, n_rows, error) from error
+            group.terms[variable.name] = term
+        groups.append(group)
+        used += by_rows[key]
+    return groups, used
+
+
+def _minibatch_outputs(graphs) -> list:
+    return [
+        variable
+        for variable in dict.fromkeys(ancestors(list(graphs)))
+        if variable.owner is not None and isinstance(variable.owner.op, MinibatchOp)
+    ]
+
+
+def _minibatch_size(node) -> int:
+    """Return the number of rows that a ``pm.Minibatch`` node draws: the size of its index draw."""
+    *_, index = node.op.inner_outputs[0].owner.inputs
+    [size] = index.owner.inputs[1].data
+    return int(size)
+
+
+def _unscaled(factor, variable, value):
+    """Undo the N/n that PyMC multiplies the log-likelihood by where there is a total_size."""
+    total_size = variable.owner.inputs[1]
+    return factor / floatX(total_size / value.shape[0])
+
+
+def _check_total_size(variable, n_rows) -> None:
+    leading, *others = variable.owner.inputs[1:]
+    given = leading.data if isinstance(leading, Constant) else array_of(leading)
+    if any(getattr(other, "data", None) is not None for other in others):
+        raise ValueError(
+            f"{variable.name!r} has a total_size on an axis other than the first. Rows lie on the "
+            f"leading axis: pass total_size={n_rows}."
+        )
+    if given is None or int(given) != n_rows:
+        raise ValueError(
+            f"{variable.name!r} has total_size={given} but its data have {n_rows} rows, so that "
+            "the likelihood would get the wrong weight against the prior. "
+            f"Pass total_size={n_rows}."
+        )
+
+
+def _refuse_imputed(model) -> None:
+    for variable in model.free_RVs:
+        name = variable.name.removesuffix("_unobserved")
+        if name != variable.name and name in model.named_vars:
+            raise ValueError(
+                f"{name!r} is observed with missing values, and PyMC makes each of them an "
+                "unknown: an unknown indexed by row can't be sampled from minibatches. Drop the "
+                "rows with missing values, or use NUTS."
+            )
+
+
+def _checked_size(size, n_rows, given) -> int:
+    try:
+        size = operator.index(size)
+    except TypeError:
+        raise ValueError(f"batch_size={given!r}: must be a whole number of rows.") from None
+    if not 1 <= size <= n_rows:
+        raise ValueError(f"batch_size={given!r}: must lie between 1 and the {n_rows} rows of data.")
+    return size
+
+
+def _length(value) -> int:
+    return np.shape(array_of(value))[0]
+
+
+def _placeholder(source, i):
+    kind = source.type
+    return pt.tensor(f"batch_{i}", dtype=kind.dtype, shape=(None, *kind.shape[1:]))
+
+
+def _leading_dim(model, name):
+    dims = model.named_vars_to_dims.get(name)
+    return dims[0] if dims else None
+
+
+def _labels(model, variable, candidates) -> list[str]:
+    """Names by which ``batch_size={name: n}`` can call the rows of an observed variable."""
+    sources = candidates[variable].sources
+    names = [variable.name, _leading_dim(model, variable.name)]
+    names += [source.name for source in sources if source in model.data_vars]
+    return [name for name in names if name is not None]
+
+
+def _names(variables) -> str:
+    return ", ".join(dict.fromkeys(str(variable.name or "a constant") for variable in variables))
