@@ -44,7 +44,7 @@ def update(state, gradient, learning_rate, rng, *, friction, noise_estimate=0.0,
     theta = theta + v  # eq. 15, line 1
     logp, grad = gradient(theta, gradient.draw_minibatch(rng))  # −∇Ũ(θ), a fresh minibatch
     noise = rng.standard_normal(v.shape, dtype=v.dtype)
-    if np.ndim(beta_hat) < 2:
+    if getattr(beta_hat, "ndim", 0) < 2:
         noise = (2 * (alpha - beta_hat) * eta * T) ** 0.5 * noise
     else:  # a root of the matrix 2(αI − β̂)ηT
         root = np.linalg.cholesky(alpha * np.eye(len(v)) - beta_hat).astype(v.dtype)
@@ -90,8 +90,9 @@ class SGHMC(StochasticGradientStep):
         Inner steps per draw, the paper's m: PyMC's own cost per draw is that of one to three small
         gradients, and ten steps make it small. Draws hold the last position.
     resample_momentum_every : int, optional
-        Inner steps after which the momentum is redrawn from N(0, ηT). Default: never, the friction
-        is enough.
+        Inner steps k ≥ 2 after which the momentum is redrawn from N(0, ηT). The last gradient
+        before a redraw is lost, which adds a bias of order 1/k. Default: never, the friction is
+        enough.
     temperature : float, default 1.0
         T: the chain samples exp(−U/T). 1 is the posterior, 0 stochastic gradient descent with
         momentum, the paper's baseline.

@@ -103,6 +103,12 @@ class StochasticGradientStep(ChainSetup):
         self.restart_every = None
         if restart_every is not None:
             self.restart_every = _whole("resample_momentum_every", restart_every)
+            if self.restart_every == 1:
+                raise ValueError(
+                    "resample_momentum_every=1: the gradient acts through the momentum of the next "
+                    "step, so that momentum redrawn at every step leaves a random walk without a "
+                    "target. Take at least 2; for fresh momentum at every step use SGLD."
+                )
         if not (_is_number(temperature) and math.isfinite(temperature) and temperature >= 0):
             raise ValueError(
                 f"temperature={temperature!r}: must be a finite number, 1 for the posterior, "

@@ -1,0 +1,23 @@
+"""Shared by all tests: PyTensor compiles fast, and the data's place is known."""
+
+import os
+
+# Before PyTensor is imported: PyMC's own helper functions (initial points, deterministics, priors)
+# compile in Python, and Numba keeps what it compiled between runs.
+os.environ["PYTENSOR_FLAGS"] = "mode=FAST_COMPILE," + os.environ.get("PYTENSOR_FLAGS", "")
+os.environ.setdefault("MPLBACKEND", "agg")
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def data():
+    """Folder of real data with reference posteriors; skips where it is absent."""
+    folder = Path(os.environ.get("PYMC_SGHMC_DATA", ROOT / "../shared/data"))
+    if not (folder / "references").is_dir():
+        pytest.skip(f"no data at {folder}: set PYMC_SGHMC_DATA to their folder")
+    return folder

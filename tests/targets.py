@@ -1,0 +1,45 @@
+"""Models with their exact answers beside them."""
+
+import numpy as np
+import pymc as pm
+
+
+class GaussianMean:
+    """y_i ~ N(mu, Λ⁻¹) with known Λ and mu ~ N(0, prior_sd²): everything is exact.
+
+    The minibatch gradient is linear in mu and its noise doesn't depend on it, so that the law of
+    every sampler follows from the Lyapunov equation.
+    """
+
+    def __init__(self, n_rows=200, d=3, prior_sd=0.5, seed=0):
+        rng = np.random.default_rng(seed)
+        root = rng.standard_normal((d, d))
+        self.precision = root @ root.T / d + 0.5 * np.eye(d)
+        self.y = rng.multivariate_normal(np.ones(d), np.linalg.inv(self.precision), size=n_rows)
+        self.n_rows, self.d, self.prior_sd = n_rows, d, prior_sd
+        self.H = n_rows * self.precision + np.eye(d) / prior_sd**2  # of −log posterior
+        self.mean = np.linalg.solve(self.H, n_rows * self.precision @ self.y.mean(axis=0))
+
+    def noise(self, batch_size):
+        """V of rows drawn with replacement: N²/n Cov of a row's gradient."""
+        S = np.cov(self.y.T, ddof=0)
+        return self.n_rows**2 / batch_size * self.precision @ S @ self.precision
+
+    def model(self, y=None):
+        with pm.Model() as model:
+            mu = pm.Normal("mu", 0, self.prior_sd, shape=self.d)
+            pm.MvNormal("y", mu, tau=self.precision, observed=self.y if y is None else y)
+        return model
+
+
+def linear_regression(n_rows=60, seed=0):
+    """A small regression with a bounded unknown and a deterministic."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n_rows, 2))
+    y = X @ [1.0, -1.0] + 0.7 * rng.standard_normal(n_rows)
+    with pm.Model(coords={"obs": range(n_rows), "coef": ["a", "b"]}) as model:
+        beta = pm.Normal("beta", 0, 1, dims="coef")
+        sigma = pm.HalfNormal("sigma", 1)
+        mu = pm.Deterministic("mu", pm.Data("X", X, dims=("obs", "coef")) @ beta, dims="obs")
+        pm.Normal("y", mu, sigma, observed=y, dims="obs")
+    return model
