@@ -6,6 +6,8 @@ one can be evaluated at two positions. Positions are raveled unconstrained vecto
 Knows no momentum and no iteration.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytensor.tensor as pt
 
@@ -62,12 +64,13 @@ class MinibatchGradient:
             logp, grad = clone_replace([logp, grad], gathered, rebuild_strict=False)
         (logp, grad), position = join_nonshared_inputs(point, [logp, grad], variables)
         # The unknowns that other steps sample
-        self.given_variables = [v for v in model.value_vars if v not in set(variables)]
+        given = [v for v in model.value_vars if v not in set(variables)]
+        self.given_types = [(v.name, v.dtype) for v in given]
 
         self.dtype = np.dtype(position.dtype)
         self.sources = full
         self.function = compile(
-            [position, *rows, *arrays, *self.given_variables],
+            [position, *rows, *arrays, *given],
             [logp, grad.astype(position.dtype)],
             on_unused_input="ignore",
             **({} if compile_kwargs is None else compile_kwargs),
@@ -108,9 +111,9 @@ class MinibatchGradient:
 
     def condition_on(self, point) -> None:
         """Hold the unknowns that other steps sample at their values in ``point``."""
-        if self.given_variables:
+        if self.given_types:
             self.given = tuple(
-                np.asarray(point[v.name], dtype=v.dtype) for v in self.given_variables
+                np.asarray(point[name], dtype=dtype) for name, dtype in self.given_types
             )
             self._inputs = (*self.arrays, *self.given)
 
@@ -165,9 +168,18 @@ class MinibatchGradient:
         return total
 
     def __getstate__(self):
-        # Workers get the data as they are now, not the model's containers.
+        # Workers get the data as they are now, not the model's containers and graphs.
         self.load_data()
-        return {**self.__dict__, "sources": self.arrays}
+        groups = [
+            replace(
+                group,
+                sources=[],
+                batches=[None] * len(group.batches),
+                terms=dict.fromkeys(group.terms),
+            )
+            for group in self.groups
+        ]
+        return {**self.__dict__, "sources": self.arrays, "groups": groups}
 
     def __setstate__(self, state):
         self.__dict__.update(state)

@@ -1,0 +1,323 @@
+"""The step protocol: seeds, chains, states, pickles, mixing, arguments, faults."""
+
+import copy
+import itertools
+import pickle
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc.exceptions import SamplingError
+from pymc.step_methods.state import equal_dataclass_values
+from samplers import SAMPLERS
+from targets import GaussianMean, linear_regression
+
+from pymc_sghmc import SGHMC, SGLD, schedules
+
+FAST = {"mode": "FAST_COMPILE"}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return linear_regression()
+
+
+def build(sampler, model, **settings):
+    settings = {"learning_rate": 1e-4, "batch_size": 10, "n_steps": 3, **settings}
+    return sampler.cls(model=model, compile_kwargs=FAST, **sampler.settings, **settings)
+
+
+def positions(step, point, n):
+    out = []
+    for _ in range(n):
+        point, _ = step.step(point)
+        out.append(np.concatenate([np.ravel(point[name]) for name in step.var_names]))
+    return np.array(out), point
+
+
+def many_settings(sampler):
+    """Settings under which a chain's state holds all that it can hold."""
+    settings = {"learning_rate": schedules.polynomial_decay(1e-4, 10.0, 0.6)}
+    if sampler.cls is SGHMC:
+        settings |= {"noise_estimate": "diag", "resample_momentum_every": 4}
+    return settings
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_second_chain_of_a_step_equals_a_fresh_step(model, sampler):
+    point = model.initial_point()
+    used, fresh = (build(sampler, model, **many_settings(sampler)) for _ in range(2))
+    used.begin_chain(np.random.default_rng(1))
+    positions(used, point, 4)
+    used.stop_tuning()
+    positions(used, point, 2)
+    for step in (used, fresh):
+        step.begin_chain(np.random.default_rng(2))
+    np.testing.assert_array_equal(positions(used, point, 6)[0], positions(fresh, point, 6)[0])
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_restored_state_goes_on_exactly(model, sampler):
+    step, other = (build(sampler, model, **many_settings(sampler)) for _ in range(2))
+    step.begin_chain(np.random.default_rng(1))
+    _, point = positions(step, model.initial_point(), 5)
+    state = copy.deepcopy(step.sampling_state)
+    expected, _ = positions(step, point, 5)
+    assert not equal_dataclass_values(state, step.sampling_state)
+    for target in (step, other):
+        target.sampling_state = state
+        assert equal_dataclass_values(state, target.sampling_state)
+        np.testing.assert_array_equal(positions(target, point, 5)[0], expected)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_unpickled_step_goes_on_exactly_and_leaves_the_model_behind(sampler):
+    sizes = []
+    for n_rows in (50, 5050):
+        model = linear_regression(n_rows)
+        step = build(sampler, model, **many_settings(sampler))
+        step.begin_chain(np.random.default_rng(1))
+        _, point = positions(step, model.initial_point(), 2)
+        pickled = cloudpickle.dumps(step)
+        sizes.append(len(pickled))
+    # 5,000 rows of three numbers, once: neither the model nor its graphs of all rows come along
+    assert sizes[1] - sizes[0] < 1.1 * 5000 * 3 * 8
+    expected, _ = positions(step, point, 3)
+    np.testing.assert_array_equal(positions(pickle.loads(pickled), point, 3)[0], expected)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_order_of_vars_does_not_matter(model, sampler):
+    # The point's order and that of the arguments may differ: the raveled vector has the model's.
+    point = model.initial_point()
+    beta, sigma = model["beta"], model["sigma"]
+    results = []
+    for variables in ([beta, sigma], [sigma, beta], None):
+        step = build(sampler, model, vars=variables)
+        step.begin_chain(np.random.default_rng(0))
+        results.append(positions(step, dict(reversed(point.items())), 3)[0])
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_data_set_after_construction_are_seen_by_the_next_chain(sampler):
+    model, point = linear_regression(), None
+    step = build(sampler, model, batch_size=60)
+    point = model.initial_point()
+    before = step.gradient(np.ones(3), step.gradient.draw_minibatch(step.rng))[1]
+    with model:
+        pm.set_data({"X": 2 * model["X"].get_value()})
+    step.begin_chain(np.random.default_rng(0))
+    after = step.gradient(np.ones(3), step.gradient.draw_minibatch(step.rng))[1]
+    exact = model.compile_dlogp()({"beta": np.ones(2), "sigma_log__": np.array(1.0)})
+    assert not np.allclose(before, after)
+    np.testing.assert_allclose(after, exact, rtol=1e-10)
+    assert set(point) == {"beta", "sigma_log__"}
+
+
+def test_minibatches_are_independent_uniform_rows_not_windows(model):
+    # 4,000 minibatches of 10 out of 60 rows: each row is drawn 40,000/60 times, and the next row
+    # of the table follows as often as any other. Five standard errors.
+    step = build(SAMPLERS[0], model)
+    rng = np.random.default_rng(0)
+    rows = np.concatenate([step.gradient.draw_minibatch(rng)[0] for _ in range(4000)])
+    counts = np.bincount(rows, minlength=60)
+    assert np.abs(counts - 40000 / 60).max() < 5 * np.sqrt(40000 / 60)
+    neighbours = np.mean(np.diff(rows) == 1)
+    assert abs(neighbours - 59 / 60**2) < 5 * np.sqrt(59 / 60**2 / 40000)
+
+
+def test_decaying_rate_gives_draw_weights(model):
+    schedule = schedules.polynomial_decay(1e-3, 5.0, 1.0)
+    step = build(SAMPLERS[1], model, learning_rate=schedule)
+    point = model.initial_point()
+    for draw in range(3):
+        point, [stats] = step.step(point)
+        used = [schedule(t) for t in range(3 * draw, 3 * draw + 3)]
+        assert stats["draw_weight"] == pytest.approx(sum(used), rel=1e-12)
+        assert stats["learning_rate"] == used[-1]
+
+
+def test_schedule_is_what_update_gets():
+    # A gradient of zero and no noise: the momentum is untouched, so use the injected noise's scale.
+    eta = schedules.cyclical(0.1, period=4)
+    rates = [eta(t) for t in range(8)]
+    assert rates[:4] == rates[4:]
+    assert all(a > b > 0 for a, b in itertools.pairwise(rates[:4]))
+    with pm.Model() as model:
+        pm.Potential("flat", 0.0 * pm.Flat("x") ** 2)
+    step = SGLD(learning_rate=eta, n_steps=1, model=model, compile_kwargs=FAST)
+    step.begin_chain(np.random.default_rng(5))
+    noise, x = np.random.default_rng(5), 0.0
+    for t in range(8):
+        point, _ = step.step({"x": np.array(x)})
+        expected = x + np.sqrt(2 * rates[t]) * noise.standard_normal()
+        assert point["x"] == pytest.approx(expected, rel=1e-12)
+        x = float(point["x"])
+
+
+def test_thermometers_centre_forgets_the_start_and_freezes(model):
+    step = build(SAMPLERS[0], model)
+    point = model.initial_point()
+    step.begin_chain(np.random.default_rng(0))
+    means = []
+    for _ in range(30):
+        point, _ = step.step(point)
+        means.append(np.concatenate([np.ravel(point[name]) for name in step.var_names]))
+    weights = np.arange(1.0, 31.0) * np.arange(2.0, 32.0) * np.arange(3.0, 33.0)
+    np.testing.assert_allclose(step.centre, np.average(means, axis=0, weights=weights), rtol=1e-10)
+    step.stop_tuning()
+    centre = step.centre.copy()
+    step.step(point)
+    np.testing.assert_array_equal(step.centre, centre)
+
+
+def test_noise_estimate_in_diag_needs_no_matrix(model):
+    step = build(SAMPLERS[0], model, noise_estimate="diag")
+    step.step(model.initial_point())
+    assert step.noise_covariance.shape == (3,)
+    full = build(SAMPLERS[0], model, noise_estimate="full")
+    full.step(model.initial_point())
+    assert full.noise_covariance.shape == (3, 3)
+
+
+def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(model):
+    step = SGHMC(
+        learning_rate=1e-3, batch_size=5, noise_estimate="diag", friction=0.01, n_steps=1,
+        model=model, compile_kwargs=FAST,
+    )  # fmt: skip
+    point = model.initial_point()
+    point, [stats] = step.step(point)
+    assert stats["gradient_noise"] > 1
+    assert np.all(step.update_arguments(1e-3)["noise_estimate"] <= 0.01)
+    step.stop_tuning()
+    with pytest.raises(SamplingError, match=r"exceeds friction = 0.01.*try learning_rate="):
+        step.step(point)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learning_rate": 0.0}, r"learning_rate=0\.0: must be finite and above zero"),
+        ({"learning_rate": -1}, "learning_rate=-1: must be finite and above zero"),
+        ({"learning_rate": np.nan}, "learning_rate=nan: must be finite"),
+        ({"learning_rate": "auto"}, "learning_rate='auto': pass a number"),
+        ({"learning_rate": [1e-3]}, "learning_rate=.*pass a number"),
+        ({"n_steps": 0}, "n_steps=0: must be a whole number"),
+        ({"n_steps": 2.5}, "n_steps=2.5: must be a whole number"),
+        ({"temperature": -1.0}, "temperature=-1.0: must be a finite number"),
+        ({"temperature": None}, "temperature=None: must be"),
+        ({"preconditioner": np.ones(2)}, r"preconditioner has shape \(2,\).*shape \(3,\)"),
+        ({"preconditioner": [1.0, -1.0, 1.0]}, "preconditioner: all entries must be finite"),
+        ({"preconditioner": np.full((3, 3), 1.0)}, "preconditioner: the matrix must be symmetric"),
+        ({"preconditioner": np.triu(np.ones((3, 3)))}, "preconditioner: the matrix must be"),
+        ({"batch_size": 61}, "batch_size=61: must lie between 1 and the 60 rows"),
+    ],
+)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_bad_argument_is_refused_by_name(model, sampler, settings, message):
+    with pytest.raises(ValueError, match=message):
+        build(sampler, model, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"friction": 0.0}, r"friction=0\.0: must be a number in \(0, 1\]"),
+        ({"friction": 1.5}, "friction=1.5: must be a number"),
+        ({"friction": "auto"}, "friction='auto': must be a number"),
+        (
+            {"noise_estimate": 0.2, "friction": 0.1},
+            "β̂ = 0.2 exceeds friction = 0.1.*Raise friction",
+        ),
+        ({"noise_estimate": -0.1}, "noise_estimate: β̂ must be finite and not below zero"),
+        ({"noise_estimate": "fisher"}, "noise_estimate='fisher': pass None.*\"full\""),
+        ({"noise_estimate": np.full(2, 0.01)}, r"noise_estimate has shape \(2,\)"),
+        (
+            {"noise_estimate": np.full(3, 0.01), "preconditioner": np.eye(3)},
+            "no meaning with a dense preconditioner",
+        ),
+        ({"noise_estimate": "diag", "batch_size": 60}, "uses all data and has no noise"),
+        ({"noise_estimate": "diag", "batch_size": 1}, "at least 2 rows"),
+        ({"resample_momentum_every": 1}, "resample_momentum_every=1.*random walk"),
+        ({"resample_momentum_every": 0}, "resample_momentum_every=0: must be a whole number"),
+    ],
+)
+def test_bad_argument_of_sghmc_is_refused_by_name(model, settings, message):
+    settings = {"learning_rate": 1e-4, "batch_size": 10, **settings}
+    with pytest.raises(ValueError, match=message):
+        SGHMC(model=model, compile_kwargs=FAST, **settings)
+
+
+def test_learning_rate_is_required(model):
+    with pytest.raises(TypeError, match="learning_rate"):
+        SGHMC(batch_size=10, model=model)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_discrete_unknown_is_refused_and_left_to_others_by_default(sampler):
+    with pm.Model() as model:
+        mu = pm.Normal("mu", [0, 2], 1)
+        k = pm.Bernoulli("k", 0.5)
+        pm.Normal("y", mu[k], 1, observed=np.arange(20.0))
+    with pytest.raises(ValueError, match="k is discrete and has no gradient"):
+        build(sampler, model, vars=[mu, k], batch_size=5)
+    assert build(sampler, model, batch_size=5).var_names == ("mu",)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_chain_that_leaves_the_finite_names_variable_iteration_and_rate(sampler):
+    with pm.Model() as model:
+        x = pm.Flat("x", shape=2)
+        pm.Potential("energy", -(x[1] ** 4) - x[0] ** 2)
+    step = sampler.cls(
+        learning_rate=10.0, n_steps=5, model=model, compile_kwargs=FAST, **sampler.settings
+    )
+    step.begin_chain(np.random.default_rng(0))
+    with pytest.raises(
+        SamplingError,
+        match=r"of x\[1\] is not finite at inner step \d+ \(draw \d+ of this chain\) with "
+        r"learning_rate=10\. Try learning_rate=1",
+    ):
+        positions(step, {"x": np.ones(2)}, 50)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_bad_start_is_not_blamed_on_the_learning_rate(sampler):
+    with pm.Model() as model:
+        x = pm.Flat("x")
+        pm.Potential("energy", pm.math.log(x))
+    step = sampler.cls(
+        learning_rate=0.1, n_steps=5, model=model, compile_kwargs=FAST, **sampler.settings
+    )
+    step.begin_chain(np.random.default_rng(0))
+    with pytest.raises(SamplingError, match=r"at the starting point.*model\.debug.*initvals"):
+        step.step({"x": np.array(-100.0)})
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_float32_model_stays_in_float32(sampler):
+    import pytensor
+
+    with pytensor.config.change_flags(floatX="float32"):
+        target = GaussianMean(n_rows=50)
+        with pm.Model() as model:
+            mu = pm.Normal("mu", 0, 1, shape=3)
+            pm.Normal("y", mu, 1, observed=target.y.astype("float32"))
+        for preconditioner in (None, np.ones(3), np.eye(3)):
+            settings = {"preconditioner": preconditioner}
+            if sampler.cls is SGHMC:
+                settings["noise_estimate"] = "full"
+            step = build(sampler, model, **settings)
+            point, [stats] = step.step(model.initial_point())
+            assert point["mu"].dtype == np.float32
+            assert all(part.dtype == np.float32 for part in step.state)
+            assert np.isfinite(stats["configurational_temperature"])
+
+
+def test_step_is_never_assigned_by_pymc(model):
+    for sampler in SAMPLERS:
+        assert sampler.cls.competence(model["beta"], True) == 0
