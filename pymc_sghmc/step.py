@@ -76,7 +76,7 @@ class StochasticGradientStep(ChainSetup):
         "gradient_noise": (np.float64, []),
         "minibatch_logp": (np.float64, []),
         "diverging": (bool, []),
-        "divergences": (np.int64, []),
+        "divergences": (int, []),  # the dtype that NUTS gives it: both may be in one model
         "warning": (SamplerWarning, None),
     }
     _state_class = StochasticGradientState
@@ -334,18 +334,18 @@ class StochasticGradientStep(ChainSetup):
 
     @staticmethod
     def _make_progressbar_update_functions():
-        smooth = {"temperature": None}
+        shown = {"temperature": 1.0}
 
         def update_stats(stats):
-            # One draw's temperature is mostly gradient noise: show a running mean over the run.
+            # One draw's temperature is mostly gradient noise, and far off on the way from the start:
+            # show a running mean over the last hundred draws, each bounded.
             new = stats["configurational_temperature"]
-            old = smooth["temperature"]
             if math.isfinite(new):
-                smooth["temperature"] = new if old is None else old + (new - old) / 200
+                shown["temperature"] += (min(max(new, -10.0), 10.0) - shown["temperature"]) / 100
             return {
                 "divergences": stats["divergences"],
                 "learning_rate": stats["learning_rate"],
-                "temperature": math.nan if smooth["temperature"] is None else smooth["temperature"],
+                "temperature": shown["temperature"],
                 "failing": stats["divergences"] > 0,
             }
 

@@ -1,11 +1,17 @@
 """Shared by all tests: PyTensor compiles fast, and the data's place is known."""
 
+# ruff: noqa: E402  (the environment must be set before PyTensor and NumPy are imported)
 import os
 
 # Before PyTensor is imported: PyMC's own helper functions (initial points, deterministics, priors)
 # compile in Python, and Numba keeps what it compiled between runs.
 os.environ["PYTENSOR_FLAGS"] = "mode=FAST_COMPILE," + os.environ.get("PYTENSOR_FLAGS", "")
 os.environ.setdefault("MPLBACKEND", "agg")
+# PyMC's ZarrTrace pickles states and warnings, which newer versions of numcodecs read on request.
+os.environ.setdefault("NUMCODECS_ALLOW_UNSAFE_PICKLE_DECODE", "1")
+# Chains run in processes of their own: threads of BLAS beside them only get in their way.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
 
 from pathlib import Path
 

@@ -5,7 +5,7 @@ import pymc as pm
 
 
 class GaussianMean:
-    """y_i ~ N(mu, Λ⁻¹) with known Λ and mu ~ N(0, prior_sd²): everything is exact.
+    """Rows y_i ~ N(A mu, I) in d dimensions and mu ~ N(0, prior_sd²): everything is exact.
 
     The minibatch gradient is linear in mu and its noise doesn't depend on it, so that the law of
     every sampler follows from the Lyapunov equation.
@@ -13,22 +13,26 @@ class GaussianMean:
 
     def __init__(self, n_rows=200, d=3, prior_sd=0.5, seed=0):
         rng = np.random.default_rng(seed)
-        root = rng.standard_normal((d, d))
-        self.precision = root @ root.T / d + 0.5 * np.eye(d)
-        self.y = rng.multivariate_normal(np.ones(d), np.linalg.inv(self.precision), size=n_rows)
+        self.A = np.eye(d) + 0.5 * rng.standard_normal((d, d))
+        self.y = self.A @ np.ones(d) + rng.standard_normal((n_rows, d))
         self.n_rows, self.d, self.prior_sd = n_rows, d, prior_sd
-        self.H = n_rows * self.precision + np.eye(d) / prior_sd**2  # of −log posterior
-        self.mean = np.linalg.solve(self.H, n_rows * self.precision @ self.y.mean(axis=0))
+        self.fisher = n_rows * self.A.T @ self.A
+        self.H = self.fisher + np.eye(d) / prior_sd**2  # of −log posterior
+        self.mean = np.linalg.solve(self.H, n_rows * self.A.T @ self.y.mean(axis=0))
 
     def noise(self, batch_size):
-        """V of rows drawn with replacement: N²/n Cov of a row's gradient."""
+        """V of rows drawn with replacement: N²/n Cov of a row's gradient Aᵀ(y_i − A mu)."""
         S = np.cov(self.y.T, ddof=0)
-        return self.n_rows**2 / batch_size * self.precision @ S @ self.precision
+        return self.n_rows**2 / batch_size * self.A.T @ S @ self.A
 
-    def model(self, y=None):
+    def model(self, **minibatch):
+        """Ordinary model; with ``batch_size`` and ``total_size`` that of pm.Minibatch."""
+        y = self.y
+        if minibatch:
+            y = pm.Minibatch(y, batch_size=minibatch["batch_size"])
         with pm.Model() as model:
             mu = pm.Normal("mu", 0, self.prior_sd, shape=self.d)
-            pm.MvNormal("y", mu, tau=self.precision, observed=self.y if y is None else y)
+            pm.Normal("y", self.A @ mu, 1, observed=y, total_size=minibatch.get("total_size"))
         return model
 
 
