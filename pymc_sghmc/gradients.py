@@ -87,7 +87,10 @@ class MinibatchGradient:
 
     def load_data(self) -> None:
         """Take the arrays that the model's data containers hold now; no copy is made."""
-        self.arrays = tuple(array_of(source) for source in self.sources)
+        self.arrays = tuple(
+            source if isinstance(source, np.ndarray) else array_of(source)
+            for source in self.sources
+        )
         lengths = iter(map(len, self.arrays))
         self.n_rows = []
         for group in self.groups:

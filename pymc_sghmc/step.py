@@ -6,6 +6,7 @@ no way of estimating a gradient.
 """
 
 import math
+import warnings
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +29,7 @@ from pymc_sghmc.gradients import (
     PreconditionedGradient,
     preconditioner_factor,
 )
+from pymc_sghmc.rows import minibatch_outputs
 from pymc_sghmc.thermometer import Fault, NonFinite, SamplingStopped, Thermometer
 
 __all__ = ["StochasticGradientStep"]
@@ -132,6 +134,16 @@ class StochasticGradientStep(ChainSetup):
         self.gradient = MinibatchGradient(
             model, self.vars, batch_size, point, compile_kwargs=compile_kwargs
         )
+        if self.gradient.given_types and minibatch_outputs([model.logp()]):
+            others = ", ".join(name for name, _ in self.gradient.given_types)
+            warnings.warn(
+                f"{type(self).__name__} leaves {others} to other steps, and the model has a "
+                "pm.Minibatch. PyMC's own steps would sample a density that changes at every call: "
+                "give them a stochastic-gradient step, too, or use the model of all data with "
+                "batch_size.",
+                UserWarning,
+                stacklevel=3,
+            )
         self.meter = Thermometer(self.gradient)
         self.target = self.meter
         if self.factor is not None:
@@ -323,13 +335,13 @@ class StochasticGradientStep(ChainSetup):
         columns = [
             TextColumn("{task.fields[divergences]}", table_column=Column("Divergences", ratio=1)),
             TextColumn(
-                "{task.fields[learning_rate]:0.2e}", table_column=Column("Learning rate", ratio=1)
+                "{task.fields[learning_rate]}", table_column=Column("Learning rate", ratio=1)
             ),
             TextColumn(
                 "{task.fields[temperature]:0.2f}", table_column=Column("Temperature", ratio=1)
             ),
         ]
-        start = {"divergences": 0, "learning_rate": 0.0, "temperature": 0.0}
+        start = {"divergences": 0, "learning_rate": "", "temperature": 0.0}
         return columns, {name: [value] * n_chains for name, value in start.items()}
 
     @staticmethod
@@ -344,7 +356,8 @@ class StochasticGradientStep(ChainSetup):
                 shown["temperature"] += (min(max(new, -10.0), 10.0) - shown["temperature"]) / 100
             return {
                 "divergences": stats["divergences"],
-                "learning_rate": stats["learning_rate"],
+                # as text: notebooks show numbers with three decimals
+                "learning_rate": f"{stats['learning_rate']:.2e}",
                 "temperature": shown["temperature"],
                 "failing": stats["divergences"] > 0,
             }

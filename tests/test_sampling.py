@@ -255,6 +255,16 @@ def test_blocked_false_makes_one_step_per_unknown():
     assert idata.sample_stats["learning_rate"].shape == (2, 10, 2)
 
 
+def test_other_steps_on_a_minibatch_model_are_warned_of():
+    with GaussianMean().model(batch_size=40, total_size=200) as model:
+        pm.Normal("b", model["mu"].sum(), 1)
+        with pytest.warns(UserWarning, match="leaves b to other steps.*pm.Minibatch.*batch_size"):
+            SGHMC([model["mu"]], learning_rate=1e-4, compile_kwargs=FAST)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            SGHMC(learning_rate=1e-4, compile_kwargs=FAST)
+
+
 def test_initvals_are_where_chains_start():
     with linear_regression():
         step = SGHMC(learning_rate=1e-12, batch_size=10, compile_kwargs=FAST)
@@ -328,21 +338,21 @@ def test_progress_bar_has_its_columns_in_every_style(style, monkeypatch):
         assert (column in shown) == full, column
 
 
-def test_progress_bar_of_marimo_has_its_columns():
+def test_progress_bar_of_marimo_has_its_columns(monkeypatch):
     from pymc.progress_bar.marimo_progress import MarimoProgressBackend
 
-    columns, stats = SGHMC._progressbar_config(2)
+    monkeypatch.setattr(MarimoProgressBackend, "_render", lambda self: None)  # needs a notebook
+    backend = MarimoProgressBackend("Draw", 1, 10, combined=False, full_stats=True)
+    backend._initialize_tasks()
     [update] = SGHMC._make_progressbar_update_functions()
-    sampled = {"configurational_temperature": 1.1, "learning_rate": 0.5, "divergences": 0}
-    shown = update(sampled)
-    assert shown.pop("failing") is False
-    assert set(shown) == set(stats) == {"learning_rate", "temperature", "divergences"}
-    assert [column.get_table_column().header for column in columns] == [
-        "Divergences",
-        "Learning rate",
-        "Temperature",
-    ]
-    assert MarimoProgressBackend is not None
+    stats = update({"configurational_temperature": 1.0, "learning_rate": 3.2e-7, "divergences": 0})
+    failing = stats.pop("failing")
+    assert failing is False
+    assert set(stats) == set(SGHMC._progressbar_config(1)[1])
+    backend.update(0, advance=1, failing=failing, stats=stats, is_last=False)
+    shown = backend._render_html()
+    for expected in ("Learning rate", "3.20e-07", "Temperature", "1.000", "Divergences"):
+        assert expected in shown
 
 
 def test_hot_chain_is_warned_of_once_with_number_and_remedy(caplog):

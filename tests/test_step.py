@@ -85,7 +85,11 @@ def test_unpickled_step_goes_on_exactly_and_leaves_the_model_behind(sampler):
     # 5,000 rows of three numbers, once: neither the model nor its graphs of all rows come along
     assert sizes[1] - sizes[0] < 1.1 * 5000 * 3 * 8
     expected, _ = positions(step, point, 3)
-    np.testing.assert_array_equal(positions(pickle.loads(pickled), point, 3)[0], expected)
+    copied = pickle.loads(pickled)
+    np.testing.assert_array_equal(positions(copied, point, 3)[0], expected)
+    for each in (step, copied):  # and starts the next chain alike
+        each.begin_chain(np.random.default_rng(2))
+    np.testing.assert_array_equal(positions(copied, point, 3)[0], positions(step, point, 3)[0])
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
