@@ -19,7 +19,19 @@ try:  # PyTensor 2 (PyMC 5.28). With PyMC 5's end, delete this and its use in ro
 except ImportError:  # PyTensor 3 broadcasts with Alloc
     from pytensor.tensor.basic import Alloc as BroadcastTo
 
-__all__ = ["BroadcastTo", "ChainSetup", "add_end_of_run_check", "ancestors", "toposort"]
+try:  # PyTensor 3: softmax, logsumexp and others are built for the static shapes of their inputs
+    from pytensor.compile.builders import SymbolicOp
+except ImportError:  # PyTensor 2 has none of these. With PyMC 5's end, keep the import alone.
+    SymbolicOp = ()
+
+__all__ = [
+    "BroadcastTo",
+    "ChainSetup",
+    "SymbolicOp",
+    "add_end_of_run_check",
+    "ancestors",
+    "toposort",
+]
 
 
 class ChainSetup(BlockedStep):

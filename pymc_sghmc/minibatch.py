@@ -14,13 +14,20 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc.data import MinibatchOp
 from pymc.pytensorf import floatX
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.graph.basic import Constant
 
 from pymc_sghmc.compat import ancestors
-from pymc_sghmc.rows import array_of, check_rows, data_leaves, not_sliceable, slice_rows
+from pymc_sghmc.independence import check_rows, leading_dim, not_sliceable
+from pymc_sghmc.rows import (
+    array_of,
+    data_leaves,
+    full_data,
+    minibatch_outputs,
+    minibatch_size,
+    slice_rows,
+)
 
 __all__ = ["Group", "minibatch_log_density"]
 
@@ -55,17 +62,12 @@ class Group:
     @property
     def full_data(self) -> list:
         """The variables that hold all rows of ``sources``."""
-        return [
-            source.owner.inputs[source.owner.outputs.index(source)]
-            if source.owner is not None and isinstance(source.owner.op, MinibatchOp)
-            else source
-            for source in self.sources
-        ]
+        return [full_data(source) for source in self.sources]
 
     def log_likelihood(self, total_size):
         """N/n Σ_batch log p(row | θ), N = ``total_size`` rows in all."""
-        total = pt.add(*[term.sum() for term in self.terms.values()], pt.zeros(()))
-        return floatX(total_size) / floatX(self.batches[0].shape[0]) * total
+        n = self.batches[0].shape[0]
+        return floatX(total_size) / floatX(n) * _total(self.terms.values())
 
 
 def minibatch_log_density(model, batch_size=None, initial_point=None) -> tuple:
@@ -97,15 +99,14 @@ def minibatch_log_density(model, batch_size=None, initial_point=None) -> tuple:
     # Once each: PyMC 5.28's sample_posterior_predictive leaves observed_RVs twice in its list.
     variables = list(dict.fromkeys([*model.free_RVs, *model.observed_RVs, *model.potentials]))
     factors = dict(zip(variables, model.logp(vars=variables, sum=False), strict=True))
-    minibatches = _minibatch_outputs(factors.values())
+    minibatches = minibatch_outputs(factors.values())
     if minibatches:
         candidates = _from_pm_minibatch(model, factors)
     elif batch_size is not None:
         candidates = _from_full_data(model, factors)
     else:
-        return model.logp(), []
+        return _total(factors.values()), []
 
-    _refuse_imputed(model)
     groups, used = _choose(model, candidates, batch_size, bool(minibatches))
     sliced = {source for group in groups for source in (*group.sources, *minibatches)}
     rest = []
@@ -124,11 +125,16 @@ def minibatch_log_density(model, batch_size=None, initial_point=None) -> tuple:
             raise ValueError(
                 f"The unknown {variable.name!r} has a prior that depends on data that are cut into "
                 f"minibatches ({_names(shared_rows)}): an unknown indexed by row can't be sampled "
-                "from minibatches. Marginalise it out of the model, or use NUTS."
+                "from minibatches. Marginalise it out of the model, or use NUTS; what a prior "
+                "takes from the data as a whole, compute beforehand."
             )
-        rest.append(factor.sum())
+        rest.append(factor)
     check_rows(model, groups, model.initial_point() if initial_point is None else initial_point)
-    return pt.add(*rest, pt.zeros(())), groups
+    return _total(rest), groups
+
+
+def _total(terms):
+    return pt.add(*[term.sum() for term in terms], pt.zeros(()))
 
 
 def _from_full_data(model, factors) -> dict:
@@ -139,12 +145,14 @@ def _from_full_data(model, factors) -> dict:
         if value.type.ndim == 0 or factors[variable].type.ndim == 0:
             continue
         n_rows = _length(value)
-        dim = _leading_dim(model, variable.name)
+        own = data_leaves(value)
+        dims = [leading_dim(model, name) for name in (variable.name, *(leaf.name for leaf in own))]
+        dims = {None, *dims} if any(dims) else None
         sources = [
             leaf
             for leaf in data_leaves(factors[variable])
             if np.shape(array_of(leaf))[0] == n_rows
-            and (dim is None or _leading_dim(model, leaf.name) in (None, dim))
+            and (dims is None or leaf in own or leading_dim(model, leaf.name) in dims)
         ]
         if isinstance(variable.owner.op, MinibatchRandomVariable):
             _check_total_size(variable, n_rows)
@@ -159,7 +167,7 @@ def _from_pm_minibatch(model, factors) -> dict:
     """Way 2: the outputs of ``pm.Minibatch`` are the sources; its own index draw is dropped."""
     candidates = {}
     for variable in dict.fromkeys(model.observed_RVs):
-        sources = _minibatch_outputs([factors[variable]])
+        sources = minibatch_outputs([factors[variable]])
         if not sources:
             continue
         # PyMC clones the node when it derives log-densities; the generator tells the calls apart.
@@ -170,21 +178,26 @@ def _from_pm_minibatch(model, factors) -> dict:
                 "different rows. Slice all arrays of one likelihood together: "
                 "X_batch, y_batch = pm.Minibatch(X, y, batch_size=...)."
             )
+        lengths = {_length(full_data(source)) for source in sources}
+        if len(lengths) > 1:
+            raise ValueError(
+                f"The arrays that {variable.name!r} takes from pm.Minibatch have "
+                f"{sorted(lengths)} rows. Give pm.Minibatch arrays with the same number of rows."
+            )
+        [n_rows] = lengths
         if not isinstance(variable.owner.op, MinibatchRandomVariable):
             raise ValueError(
                 f"{variable.name!r} observes a pm.Minibatch without total_size, so that the prior "
-                "would outweigh the likelihood. Pass total_size=N, the number of rows of the full "
-                f"data, to {variable.name!r}."
+                f"would outweigh the likelihood. Pass total_size={n_rows}, the number of rows of "
+                f"the full data, to {variable.name!r}."
             )
-        inputs = [source.owner.inputs[source.owner.outputs.index(source)] for source in sources]
-        n_rows = _length(inputs[0])
         _check_total_size(variable, n_rows)
         value = model.rvs_to_values[variable]
         factor = _unscaled(factors[variable], variable, value)
-        count = _minibatch_size(sources[0].owner)
+        count = minibatch_size(sources[0].owner)
         candidates[variable] = Likelihood(factor, sources, n_rows, count)
     for variable in model.free_RVs:
-        if _minibatch_outputs([factors[variable]]):
+        if minibatch_outputs([factors[variable]]):
             raise ValueError(
                 f"The unknown {variable.name!r} has a prior that depends on pm.Minibatch: an "
                 "unknown indexed by row can't be sampled from minibatches. Marginalise it out of "
@@ -194,10 +207,37 @@ def _from_pm_minibatch(model, factors) -> dict:
 
 
 def _choose(model, candidates, batch_size, from_minibatch) -> tuple[list[Group], list]:
-    """Group the candidates by their rows and give each group its batch size."""
+    """Group the candidates by their rows, give each group its batch size and cut its terms."""
     by_rows = {}
     for variable, candidate in candidates.items():
         by_rows.setdefault((candidate.n_rows, candidate.count), []).append(variable)
+    groups, used = [], []
+    sizes = _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch)
+    for (n_rows, count), size in sizes.items():
+        members = by_rows[n_rows, count]
+        sources = [source for variable in members for source in candidates[variable].sources]
+        group = Group(n_rows, size, list(dict.fromkeys(sources)))
+        group.batches = [_placeholder(source, i) for i, source in enumerate(group.sources)]
+        replacements = dict(zip(group.sources, group.batches, strict=True))
+        for variable in members:
+            _refuse_imputed(model, variable)
+            own = {source: replacements[source] for source in candidates[variable].sources}
+            if not own:
+                reason = "the observed values are computed from data with another number of rows"
+                raise not_sliceable(model, variable.name, n_rows, reason)
+            length = group.batches[0].shape[0]
+            try:
+                [term] = slice_rows([candidates[variable].factor], own, count, length)
+            except Exception as error:
+                raise not_sliceable(model, variable.name, n_rows, error) from error
+            group.terms[variable.name] = term
+        groups.append(group)
+        used += members
+    return groups, used
+
+
+def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch) -> dict:
+    """{(n_rows, count): batch size} of the groups of rows that are cut into minibatches."""
     labels = {
         key: [label for variable in members for label in _labels(model, variable, candidates)]
         for key, members in by_rows.items()
@@ -212,66 +252,36 @@ def _choose(model, candidates, batch_size, from_minibatch) -> tuple[list[Group],
             "log-likelihood each; a time series, a Gaussian process or a scalar has none. "
             "Leave batch_size out to use all data at every step, or use NUTS."
         )
-    if isinstance(batch_size, Mapping):
-        unknown = [name for name in batch_size if not any(name in ls for ls in labels.values())]
-        if unknown:
+    if not isinstance(batch_size, Mapping):
+        if len(by_rows) > 1 and batch_size is not None:
             raise ValueError(
-                f"batch_size={dict(batch_size)!r}: {unknown[0]!r} names no group of rows. "
-                f"This model has: {listing}."
+                f"batch_size={batch_size!r}: the likelihoods have different numbers of rows: "
+                f"{listing}. Name the groups: batch_size={{name: n, ...}}; a group that isn't "
+                "named is used whole."
             )
-        sizes = {}
-        for key in by_rows:
-            named = {batch_size[name] for name in batch_size if name in labels[key]}
-            if len(named) > 1:
-                raise ValueError(
-                    f"batch_size={dict(batch_size)!r}: gives {sorted(named)} to the same rows. "
-                    f"This model has: {listing}."
-                )
-            if named or from_minibatch:
-                sizes[key] = named.pop() if named else key[1]
-    elif len(by_rows) > 1 and batch_size is not None:
+        return {
+            key: key[1] if batch_size is None else _checked_size(batch_size, key[0], batch_size)
+            for key in by_rows
+        }
+
+    unknown = [name for name in batch_size if not any(name in ls for ls in labels.values())]
+    if unknown:
         raise ValueError(
-            f"batch_size={batch_size!r}: the likelihoods have different numbers of rows: "
-            f"{listing}. Name the groups: batch_size={{name: n, ...}}; a group that isn't named is "
-            "used whole."
+            f"batch_size={dict(batch_size)!r}: {unknown[0]!r} names no group of rows. "
+            f"This model has: {listing}."
         )
-    else:
-        sizes = {key: key[1] if batch_size is None else batch_size for key in by_rows}
-
-    groups, used = [], []
-    for key, size in sizes.items():
-        n_rows, count = key
-        size = _checked_size(size, n_rows, batch_size)
-        sources = [source for variable in by_rows[key] for source in candidates[variable].sources]
-        group = Group(n_rows, size, list(dict.fromkeys(sources)))
-        group.batches = [_placeholder(source, i) for i, source in enumerate(group.sources)]
-        replacements = dict(zip(group.sources, group.batches, strict=True))
-        for variable in by_rows[key]:
-            own = {source: replacements[source] for source in candidates[variable].sources}
-            length = group.batches[0].shape[0]
-            try:
-                [term] = slice_rows([candidates[variable].factor], own, count, length)
-            except Exception as error:
-                raise not_sliceable(model, variable.name, n_rows, error) from error
-            group.terms[variable.name] = term
-        groups.append(group)
-        used += by_rows[key]
-    return groups, used
-
-
-def _minibatch_outputs(graphs) -> list:
-    return [
-        variable
-        for variable in dict.fromkeys(ancestors(list(graphs)))
-        if variable.owner is not None and isinstance(variable.owner.op, MinibatchOp)
-    ]
-
-
-def _minibatch_size(node) -> int:
-    """Return the number of rows that a ``pm.Minibatch`` node draws: the size of its index draw."""
-    *_, index = node.op.inner_outputs[0].owner.inputs
-    [size] = index.owner.inputs[1].data
-    return int(size)
+    sizes = {}
+    for key in by_rows:
+        named = [name for name in batch_size if name in labels[key]]
+        given = {_checked_size(batch_size[name], key[0], batch_size) for name in named}
+        if len(given) > 1:
+            raise ValueError(
+                f"batch_size={dict(batch_size)!r}: gives {sorted(given)} to the same rows. Name "
+                f"them once. This model has: {listing}."
+            )
+        if given or from_minibatch:
+            sizes[key] = given.pop() if given else key[1]
+    return sizes
 
 
 def _unscaled(factor, variable, value):
@@ -296,20 +306,19 @@ def _check_total_size(variable, n_rows) -> None:
         )
 
 
-def _refuse_imputed(model) -> None:
-    for variable in model.free_RVs:
-        name = variable.name.removesuffix("_unobserved")
-        if name != variable.name and name in model.named_vars:
-            raise ValueError(
-                f"{name!r} is observed with missing values, and PyMC makes each of them an "
-                "unknown: an unknown indexed by row can't be sampled from minibatches. Drop the "
-                "rows with missing values, or use NUTS."
-            )
+def _refuse_imputed(model, variable) -> None:
+    name = variable.name.removesuffix("_observed")
+    if name != variable.name and f"{name}_unobserved" in model.named_vars:
+        raise ValueError(
+            f"{name!r} is observed with missing values, and PyMC makes each of them an unknown: "
+            "an unknown indexed by row can't be sampled from minibatches. Drop the rows with "
+            "missing values, or use NUTS."
+        )
 
 
 def _checked_size(size, n_rows, given) -> int:
     try:
-        size = operator.index(size)
+        size = operator.index(None if isinstance(size, bool | np.bool_) else size)
     except TypeError:
         raise ValueError(f"batch_size={given!r}: must be a whole number of rows.") from None
     if not 1 <= size <= n_rows:
@@ -326,15 +335,10 @@ def _placeholder(source, i):
     return pt.tensor(f"batch_{i}", dtype=kind.dtype, shape=(None, *kind.shape[1:]))
 
 
-def _leading_dim(model, name):
-    dims = model.named_vars_to_dims.get(name)
-    return dims[0] if dims else None
-
-
 def _labels(model, variable, candidates) -> list[str]:
     """Names by which ``batch_size={name: n}`` can call the rows of an observed variable."""
     sources = candidates[variable].sources
-    names = [variable.name, _leading_dim(model, variable.name)]
+    names = [variable.name, leading_dim(model, variable.name)]
     names += [source.name for source in sources if source in model.data_vars]
     return [name for name in names if name is not None]
 
