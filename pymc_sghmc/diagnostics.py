@@ -12,9 +12,10 @@ def configurational_temperature(idata) -> tuple[np.ndarray, np.ndarray]:
     """Return the configurational temperature over the target's, with its Monte Carlo standard error.
 
     By the virial theorem E[(θ−c)·∇U(θ)]/d is the temperature of the law that the chain samples,
-    for any integrator and with gradient noise. For a Gaussian posterior it equals the mean ratio
-    of the draws' variances to the posterior's, so that 1.2 means standard deviations about 10 %
-    too large.
+    for any integrator and with gradient noise. For a Gaussian posterior of covariance P it equals
+    tr(P⁻¹Σ)/d, Σ being the draws' covariance: the mean ratio of variances along axes that whiten
+    the posterior. So 1.2 means standard deviations about 10 % too large. Draws count by their
+    ``draw_weight``.
 
     Parameters
     ----------
@@ -32,9 +33,10 @@ def configurational_temperature(idata) -> tuple[np.ndarray, np.ndarray]:
     >>> from pymc_sghmc.diagnostics import configurational_temperature
     >>> rng = np.random.default_rng(0)
     >>> draws = (("chain", "draw"), 1.2 + 0.1 * rng.standard_normal((4, 1000)))
-    >>> target = (("chain", "draw"), np.ones((4, 1000)))
+    >>> ones = (("chain", "draw"), np.ones((4, 1000)))
     >>> stats = xr.Dataset(
-    ...     {"configurational_temperature": draws, "target_temperature": target})
+    ...     {"configurational_temperature": draws, "target_temperature": ones, "draw_weight": ones}
+    ... )
     >>> mean, error = configurational_temperature(xr.DataTree.from_dict({"sample_stats": stats}))
     >>> mean.round(2), error.round(3)
     (array([1.2]), array([0.002]))
@@ -43,15 +45,12 @@ def configurational_temperature(idata) -> tuple[np.ndarray, np.ndarray]:
     if "configurational_temperature" not in stats:
         return np.empty(0), np.empty(0)
     means, errors = [], []
-    for measured, target in zip(
-        _by_step(stats["configurational_temperature"]),
-        _by_step(stats["target_temperature"]),
-        strict=True,
-    ):
+    names = ("configurational_temperature", "target_temperature", "draw_weight")
+    for measured, target, weight in zip(*(_by_step(stats[name]) for name in names), strict=True):
         used = np.isfinite(measured).all(axis=0) & (target > 0).all(axis=0)
         if used.sum() < 4:
             continue
-        ratio = measured[:, used] / target[:, used]
+        ratio = measured[:, used] / target[:, used] * weight[:, used] / weight[:, used].mean()
         means.append(ratio.mean())
         errors.append(float(np.squeeze(az.mcse(ratio))))
     return np.array(means), np.array(errors)

@@ -91,8 +91,8 @@ class SGHMC(StochasticGradientStep):
         gradients, and ten steps make it small. Draws hold the last position.
     resample_momentum_every : int, optional
         Inner steps k ≥ 2 after which the momentum is redrawn from N(0, ηT). The last gradient
-        before a redraw is lost, which adds a bias of order 1/k. Default: never, the friction is
-        enough.
+        before a redraw is lost, which multiplies the variance by up to k/(k − 1). Default: never,
+        the friction is enough.
     temperature : float, default 1.0
         T: the chain samples exp(−U/T). 1 is the posterior, 0 stochastic gradient descent with
         momentum, the paper's baseline.

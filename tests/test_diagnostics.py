@@ -8,7 +8,7 @@ import xarray as xr
 from pymc_sghmc.diagnostics import configurational_temperature, temperature_warnings
 
 
-def finished_run(mean, sd=0.5, target=1.0, n_steps=None, seed=0):
+def finished_run(mean, sd=0.5, target=1.0, n_steps=None, weight=1.0, seed=0):
     """Statistics of 4 chains of 500 independent draws with this temperature."""
     shape = (4, 500) if n_steps is None else (4, 500, n_steps)
     dims = ("chain", "draw", "sampler")[: len(shape)]
@@ -16,6 +16,7 @@ def finished_run(mean, sd=0.5, target=1.0, n_steps=None, seed=0):
     stats = {
         "configurational_temperature": (dims, mean + sd * rng.standard_normal(shape)),
         "target_temperature": (dims, np.full(shape, target)),
+        "draw_weight": (dims, np.broadcast_to(weight, shape)),
     }
     return xr.DataTree.from_dict({"sample_stats": xr.Dataset(stats)})
 
@@ -48,6 +49,14 @@ def test_each_step_of_a_compound_is_judged_apart():
     np.testing.assert_allclose(means, [1.0, 1.6], atol=5 * errors.max())
     [warning] = temperature_warnings(run)
     assert "1.6" in warning.message
+
+
+def test_draws_count_by_their_weight():
+    # Hot draws of long steps at first, cold ones of short steps afterwards.
+    mean, weight = np.repeat([2.0, 1.0], 250), np.repeat([3.0, 1.0], 250)
+    [measured], [error] = configurational_temperature(finished_run(mean, weight=weight))
+    assert abs(measured - 1.75) < 5 * 0.5 * np.sqrt(10) / 4 / np.sqrt(1000)
+    assert error > 0
 
 
 def test_other_runs_are_left_alone():
