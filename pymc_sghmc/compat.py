@@ -4,6 +4,8 @@ One function or class each, with the versions that it serves and what to delete 
 Knows versions and their features; knows no samplers and no mathematics.
 """
 
+import logging
+
 import pymc.sampling.mcmc as _mcmc
 
 from pymc.step_methods.compound import BlockedStep
@@ -23,6 +25,8 @@ try:  # PyTensor 3: softmax, logsumexp and others are built for the static shape
     from pytensor.compile.builders import SymbolicOp
 except ImportError:  # PyTensor 2 has none of these. With PyMC 5's end, keep the import alone.
     SymbolicOp = ()
+
+_log = logging.getLogger(__name__)
 
 __all__ = [
     "BroadcastTo",
@@ -74,7 +78,12 @@ def add_end_of_run_check(check):
         return
 
     def run_convergence_checks(idata, model):
-        return [*original(idata, model), *check(idata)]
+        warnings = list(original(idata, model))
+        try:
+            warnings += check(idata)
+        except Exception:  # a check must not cost a finished run
+            _log.exception("pymc_sghmc could not check the temperatures of this run.")
+        return warnings
 
     run_convergence_checks._sghmc_checks = (*getattr(original, "_sghmc_checks", ()), check)
     _mcmc.run_convergence_checks = run_convergence_checks

@@ -57,28 +57,28 @@ def configurational_temperature(idata) -> tuple[np.ndarray, np.ndarray]:
 
 
 def temperature_warnings(idata) -> list[SamplerWarning]:
-    """Warn where the chain's temperature is off by 10 % and by two standard errors."""
-    warnings = []
-    for mean, error in zip(*configurational_temperature(idata), strict=True):
-        off = abs(mean - 1)
-        if not (off > 0.1 and off > 2 * error):
+    """Warn, once for all steps, where a temperature is off by 10 % and by three standard errors."""
+    means, errors = configurational_temperature(idata)
+    texts = []
+    for i, (mean, error) in enumerate(zip(means, errors, strict=True)):
+        if not abs(mean - 1) > max(0.1, 3 * error):
             continue
-        sd = np.sqrt(max(mean, 0))
-        remedy = (
-            "Lower learning_rate, raise batch_size or set noise_estimate"
-            if mean > 1
-            else "The chains haven't reached the posterior yet or move too slowly: raise tune and "
-            "draws, or give a preconditioner"
-        )
-        warnings.append(
-            SamplerWarning(
-                WarningType.BAD_PARAMS,
-                f"The configurational temperature is {mean:.2f} ± {error:.2f} times what it should "
-                f"be: posterior standard deviations are about {sd:.2f} times the true ones. {remedy}.",
-                "warn",
+        which = f" of stochastic-gradient step {i + 1} of {len(means)}" if len(means) > 1 else ""
+        text = f"The configurational temperature{which} is {mean:.2f} ± {error:.2f} times what it should be"
+        if mean > 1:
+            text += (
+                f": posterior standard deviations are about {np.sqrt(mean):.2f} times the true ones. "
+                "Lower learning_rate, raise batch_size or set noise_estimate."
             )
-        )
-    return warnings
+        else:
+            text += (
+                ": the chains haven't reached the posterior yet or move too slowly. Raise tune and "
+                "draws, or give a preconditioner."
+            )
+        texts.append(text)
+    if not texts:
+        return []
+    return [SamplerWarning(WarningType.BAD_PARAMS, " ".join(texts), "warn")]
 
 
 def _by_step(stat) -> list[np.ndarray]:

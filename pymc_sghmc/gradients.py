@@ -13,6 +13,7 @@ import pytensor.tensor as pt
 
 from pymc.pytensorf import compile, join_nonshared_inputs, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
+from scipy.linalg import solve_triangular
 
 from pymc_sghmc.minibatch import minibatch_log_density
 from pymc_sghmc.rows import array_of
@@ -72,8 +73,7 @@ class MinibatchGradient:
         self.function = compile(
             [position, *rows, *arrays, *given],
             [logp, grad.astype(position.dtype)],
-            on_unused_input="ignore",
-            **({} if compile_kwargs is None else compile_kwargs),
+            **{"on_unused_input": "ignore", **(compile_kwargs or {})},
         )
         self.function.trust_input = True
         self.given = ()
@@ -83,12 +83,18 @@ class MinibatchGradient:
     @property
     def is_exact(self) -> bool:
         """Whether every minibatch is all of the data."""
-        return all(group.batch_size == n for group, n in zip(self.groups, self.n_rows, strict=True))
+        return not self.noisy_batch_sizes
+
+    @property
+    def noisy_batch_sizes(self) -> list[int]:
+        """Sizes of the minibatches that aren't all of their rows; empty if the gradient is exact."""
+        return [n for n_rows, n, _ in self._draws if n < n_rows]
 
     def load_data(self) -> None:
         """Take the arrays that the model's data containers hold now; no copy is made."""
+        # PyMC masks NaN in its data containers: take the bare array
         self.arrays = tuple(
-            source if isinstance(source, np.ndarray) else array_of(source)
+            np.ma.getdata(source if isinstance(source, np.ndarray) else array_of(source))
             for source in self.sources
         )
         lengths = iter(map(len, self.arrays))
@@ -133,6 +139,15 @@ class MinibatchGradient:
         """Log-density and gradient at ``position``, both estimated from ``minibatch``."""
         return self.function(position, *minibatch, *self._inputs)
 
+    def has_missing_values(self, minibatch) -> bool:
+        """Whether the data of these rows contain NaN, as ``pm.set_data`` may have put there."""
+        arrays = iter(self.arrays)
+        return any(
+            np.isnan(next(arrays)[rows]).any()
+            for group, rows in zip(self.groups, minibatch, strict=True)
+            for _ in group.batches
+        )
+
     def noise_covariance(self, position, rng, full: bool = False) -> np.ndarray:
         """Estimate V(θ) = Cov[∇Ũ] from one fresh minibatch cut into micro-batches.
 
@@ -170,6 +185,12 @@ class MinibatchGradient:
             )
         return total
 
+    def __deepcopy__(self, memo):
+        # Copies of a step share the data, the model's containers and the compiled function.
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
     def __getstate__(self):
         # Workers get the data as they are now, not the model's containers and graphs.
         self.load_data()
@@ -206,13 +227,19 @@ class PreconditionedGradient:
         self.draw_minibatch = gradient.draw_minibatch
         self.factor = factor
         if factor.ndim == 1:
-            self._to_theta, self._pull_back = factor.__mul__, factor.__mul__
+            self.to_theta, self._pull_back = factor.__mul__, factor.__mul__
         else:
-            self._to_theta, self._pull_back = factor.dot, np.ascontiguousarray(factor.T).dot
+            self.to_theta, self._pull_back = factor.dot, np.ascontiguousarray(factor.T).dot
+
+    def from_theta(self, theta):
+        """φ = L⁻¹θ."""
+        if self.factor.ndim == 1:
+            return theta / self.factor
+        return solve_triangular(self.factor, theta, lower=True)
 
     def __call__(self, position, minibatch):
         """Log-density and its gradient with respect to φ."""
-        logp, grad = self.gradient(self._to_theta(position), minibatch)
+        logp, grad = self.gradient(self.to_theta(position), minibatch)
         return logp, self._pull_back(grad)
 
 
@@ -224,6 +251,10 @@ def preconditioner_factor(preconditioner, d: int) -> np.ndarray:
     ValueError
         If M⁻¹ has another shape than (d,) or (d, d) or isn't positive definite.
     """
+    if np.asarray(preconditioner).dtype.kind not in "fiu":
+        raise ValueError(
+            f"preconditioner={preconditioner!r}: pass an array of shape ({d},) or ({d}, {d})."
+        )
     matrix = np.asarray(preconditioner, dtype=float)
     if matrix.shape not in ((d,), (d, d)):
         raise ValueError(

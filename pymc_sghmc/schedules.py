@@ -7,6 +7,7 @@ included, so that it needs no horizon.
 import math
 
 from collections.abc import Callable
+from functools import partial
 
 __all__ = ["Schedule", "constant", "cyclical", "polynomial_decay"]
 
@@ -39,7 +40,7 @@ def constant(learning_rate: float) -> Schedule:
     0.0001
     """
     _positive("constant", learning_rate=learning_rate)
-    return lambda t: learning_rate
+    return partial(_constant, learning_rate)
 
 
 def polynomial_decay(a: float, b: float = 1.0, gamma: float = 0.55) -> Schedule:
@@ -76,7 +77,7 @@ def polynomial_decay(a: float, b: float = 1.0, gamma: float = 0.55) -> Schedule:
             f"polynomial_decay(gamma={gamma!r}): must lie in (1/2, 1]. Outside, the rates either "
             "don't reach the whole posterior or don't lose their bias (Welling & Teh 2011)."
         )
-    return lambda t: a * (b + t) ** -gamma
+    return partial(_polynomial_decay, a, b, gamma)
 
 
 def cyclical(learning_rate: float, period: int) -> Schedule:
@@ -107,4 +108,19 @@ def cyclical(learning_rate: float, period: int) -> Schedule:
     _positive("cyclical", learning_rate=learning_rate)
     if period < 2:
         raise ValueError(f"cyclical(period={period!r}): a cycle needs at least 2 inner steps.")
-    return lambda t: 0.5 * learning_rate * (1.0 + math.cos(math.pi * (t % period) / period))
+    return partial(_cyclical, learning_rate, period)
+
+
+# Functions of this module rather than closures, so that steps with schedules can be pickled.
+
+
+def _constant(learning_rate, t):
+    return learning_rate
+
+
+def _polynomial_decay(a, b, gamma, t):
+    return a * (b + t) ** -gamma
+
+
+def _cyclical(learning_rate, period, t):
+    return 0.5 * learning_rate * (1.0 + math.cos(math.pi * (t % period) / period))

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_sghmc.step import Fault, StochasticGradientStep
+from pymc_sghmc.faults import Fault, NonFinite
+from pymc_sghmc.step import StochasticGradientStep, is_number, whole_steps
 
 __all__ = ["SGHMC", "SGHMCState", "init", "update"]
 
@@ -124,10 +125,14 @@ class SGHMC(StochasticGradientStep):
     >>> with pm.Model():
     ...     mu = pm.Normal("mu", 0, 10)
     ...     _ = pm.Normal("y", mu, 1, observed=y)
-    ...     step = SGHMC(learning_rate=1e-5, batch_size=100)
-    ...     idata = pm.sample(200, tune=200, chains=1, step=step, random_seed=1, progressbar=False)
-    >>> bool(abs(idata.posterior["mu"].mean() - y.mean()) < 0.2)
-    True
+    ...     step = SGHMC(
+    ...         batch_size=100, learning_rate=0.02, friction=0.5, noise_estimate="diag",
+    ...         preconditioner=[1e-3],
+    ...     )
+    ...     idata = pm.sample(1000, tune=100, chains=2, step=step, random_seed=1, progressbar=False)
+    >>> mu = idata.posterior["mu"]
+    >>> bool(abs(mu.mean() - y.mean()) < 0.01), round(float(mu.std()), 2)
+    (True, 0.03)
     """
 
     name = "sghmc"
@@ -152,7 +157,7 @@ class SGHMC(StochasticGradientStep):
         compile_kwargs=None,
         blocked=True,
     ):
-        if not (np.ndim(friction) == 0 and isinstance(friction, float | int) and 0 < friction <= 1):
+        if not (is_number(friction) and 0 < friction <= 1):
             raise ValueError(
                 f"friction={friction!r}: must be a number in (0, 1]; 1 − friction is the momentum "
                 "term. Without friction gradient noise heats the chain without bound."
@@ -170,6 +175,16 @@ class SGHMC(StochasticGradientStep):
             self.beta_hat = _checked_noise(
                 0.0 if noise_estimate is None else noise_estimate, friction
             )
+        if resample_momentum_every is not None:
+            resample_momentum_every = whole_steps(
+                "resample_momentum_every", resample_momentum_every
+            )
+            if resample_momentum_every == 1:
+                raise ValueError(
+                    "resample_momentum_every=1: the gradient acts through the momentum of the next "
+                    "step, so that momentum redrawn at every step leaves a random walk without a "
+                    "target. Take at least 2; for fresh momentum at every step use SGLD."
+                )
         super().__init__(
             vars,
             batch_size=batch_size,
@@ -201,7 +216,7 @@ class SGHMC(StochasticGradientStep):
                 "noise_estimate: the gradient uses all data and has no noise. Pass a batch_size, or "
                 "noise_estimate=None."
             )
-        if self.estimated and min(g.batch_size for g in self.gradient.groups) < 2:
+        if self.estimated and 1 in self.gradient.noisy_batch_sizes:
             raise ValueError(
                 f"noise_estimate={noise_estimate!r}: needs at least 2 rows in a minibatch to "
                 "measure how they differ. Raise batch_size."
@@ -218,6 +233,8 @@ class SGHMC(StochasticGradientStep):
             return
         dense = np.ndim(self.factor) == 2
         V = self.gradient.noise_covariance(position, self.rng, full=self.full or dense)
+        if not np.isfinite(V).all():
+            raise NonFinite(position, V, np.nan)
         if dense:
             V = self.factor.T @ V @ self.factor
             V = V if self.full else np.diag(V)
@@ -241,9 +258,9 @@ class SGHMC(StochasticGradientStep):
         if largest > alpha and not self.tune:
             raise Fault(
                 f"noise_estimate: β̂ = {largest:.3g} exceeds friction = {alpha:.3g}, so that the "
-                f"gradient is noisier than the friction can take up at learning_rate={eta:.3g}. "
-                + (f"Raise friction to {1.5 * largest:.2g}, " if 1.5 * largest <= 1 else "")
-                + f"try learning_rate={0.5 * eta * alpha / largest:.2g}, or raise batch_size"
+                f"gradient is noisier than the friction can take up at learning_rate={eta:.3g}. Try "
+                + (f"friction={1.5 * largest:.2g}, " if 1.5 * largest <= 1 else "")
+                + f"learning_rate={0.5 * eta * alpha / largest:.2g} or a larger batch_size"
             )
         if largest > alpha:
             beta_hat = (

@@ -8,7 +8,7 @@ no way of estimating a gradient.
 import math
 import warnings
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,20 +19,21 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import Competence, StepMethodState
 from pymc.step_methods.state import dataclass_state
 from pymc.util import get_random_generator, get_value_vars_from_user_vars
-from rich.progress import TextColumn
-from rich.table import Column
 
 from pymc_sghmc.compat import ChainSetup, add_end_of_run_check
 from pymc_sghmc.diagnostics import temperature_warnings
+from pymc_sghmc.faults import Fault, NonFinite, SamplingStopped
 from pymc_sghmc.gradients import (
     MinibatchGradient,
     PreconditionedGradient,
     preconditioner_factor,
 )
+from pymc_sghmc.progress import make_progressbar_update_functions, progressbar_config
 from pymc_sghmc.rows import minibatch_outputs
-from pymc_sghmc.thermometer import Fault, NonFinite, SamplingStopped, Thermometer
+from pymc_sghmc.schedules import constant
+from pymc_sghmc.thermometer import Thermometer
 
-__all__ = ["StochasticGradientStep"]
+__all__ = ["StochasticGradientStep", "is_number", "whole_steps"]
 
 
 @dataclass_state
@@ -63,8 +64,6 @@ class StochasticGradientStep(ChainSetup):
         η, or a schedule ``t -> η_t``.
     restart_every : int, optional
         Inner steps after which ``init`` is called anew at the present position.
-    hyperparameters : dict
-        Further keyword arguments of ``update``.
     """
 
     default_blocked = True
@@ -82,6 +81,8 @@ class StochasticGradientStep(ChainSetup):
         "warning": (SamplerWarning, None),
     }
     _state_class = StochasticGradientState
+    _progressbar_config = staticmethod(progressbar_config)
+    _make_progressbar_update_functions = staticmethod(make_progressbar_update_functions)
 
     def __init__(
         self,
@@ -98,32 +99,23 @@ class StochasticGradientStep(ChainSetup):
         compile_kwargs,
         blocked,
         restart_every=None,
-        hyperparameters=None,
     ):
         model = modelcontext(model)
-        self.n_steps = _whole("n_steps", n_steps)
-        self.restart_every = None
-        if restart_every is not None:
-            self.restart_every = _whole("resample_momentum_every", restart_every)
-            if self.restart_every == 1:
-                raise ValueError(
-                    "resample_momentum_every=1: the gradient acts through the momentum of the next "
-                    "step, so that momentum redrawn at every step leaves a random walk without a "
-                    "target. Take at least 2; for fresh momentum at every step use SGLD."
-                )
-        if not (_is_number(temperature) and math.isfinite(temperature) and temperature >= 0):
+        self.n_steps = whole_steps("n_steps", n_steps)
+        self.restart_every = restart_every
+        if not (is_number(temperature) and math.isfinite(temperature) and temperature >= 0):
             raise ValueError(
                 f"temperature={temperature!r}: must be a finite number, 1 for the posterior, "
                 "0 for optimisation."
             )
         self.temperature = float(temperature)
         self.schedule = _as_schedule(learning_rate)
-        self.hyperparameters = {} if hyperparameters is None else hyperparameters
 
         self.vars = _continuous_variables(vars, model, type(self).__name__)
         self.var_names = tuple(var.name for var in self.vars)
         self.blocked = blocked
-        point = model.initial_point() if initial_point is None else initial_point
+        point = model.initial_point()
+        point |= {name: np.asarray(value) for name, value in (initial_point or {}).items()}
         self.shapes = [np.shape(point[name]) for name in self.var_names]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.d = sum(self.sizes)
@@ -134,7 +126,7 @@ class StochasticGradientStep(ChainSetup):
         self.gradient = MinibatchGradient(
             model, self.vars, batch_size, point, compile_kwargs=compile_kwargs
         )
-        if self.gradient.given_types and minibatch_outputs([model.logp()]):
+        if blocked and self.gradient.given_types and minibatch_outputs([model.logp()]):
             others = ", ".join(name for name, _ in self.gradient.given_types)
             warnings.warn(
                 f"{type(self).__name__} leaves {others} to other steps, and the model has a "
@@ -171,29 +163,24 @@ class StochasticGradientStep(ChainSetup):
 
     def update_arguments(self, learning_rate):
         """Keyword arguments of ``update`` at this learning rate; samplers may override it."""
-        return self.hyperparameters
+        return {}
 
     def step(self, point):
         """Make one draw of ``n_steps`` inner steps."""
         if self.fault is not None:
             raise SamplingStopped(self.fault)
-        position = self._ravel(point)
+        position = self.start = self._ravel(point)
         self.gradient.condition_on(point)
         if self.centre is None:
             self.centre = position.astype(float)
         self.meter.begin_draw(self.centre)
-        weight = kinetic = 0.0
+        weight, kinetic, eta = 0.0, 0.0, math.nan
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 self.begin_draw(position)
                 state = self._state_at(position)
                 for _ in range(self.n_steps):
                     eta = self.schedule(self.n_updates)
-                    if not (eta > 0 and math.isfinite(eta)):
-                        raise Fault(
-                            f"learning_rate: the schedule gives {eta!r} at inner step "
-                            f"{self.n_updates}; rates must be finite and above zero"
-                        )
                     if self.restart_every and self.n_updates % self.restart_every == 0:
                         state = self.init(state.position, eta, self.rng, self.temperature)
                     state, info = self.update(
@@ -208,11 +195,13 @@ class StochasticGradientStep(ChainSetup):
                     weight += eta
                     if len(state) > 1:
                         kinetic += float(state.momentum.dot(state.momentum)) / eta
-                position = self._theta(state.position)
+                position = state.position
+                if self.factor is not None:
+                    position = self.target.to_theta(position)
                 if not np.isfinite(position).all():
                     raise NonFinite(position, position, info["minibatch_logp"])
         except NonFinite as error:
-            return self._stop(point, self._explain(error), eta)
+            return self._stop(point, self._explain(error, eta), eta)
         except Fault as error:
             return self._stop(point, str(error), eta)
         self.state = state
@@ -244,21 +233,11 @@ class StochasticGradientStep(ChainSetup):
 
     def _state_at(self, position):
         """Return the chain's state, at the position that PyMC hands over."""
-        phi = position
         if self.factor is not None:
-            phi = (
-                position / self.factor
-                if self.factor.ndim == 1
-                else np.linalg.solve(self.factor, position)
-            )
+            position = self.target.from_theta(position)
         if self.state is None:
-            return self.init(phi, self.schedule(self.n_updates), self.rng, self.temperature)
-        return self.state._replace(position=phi)
-
-    def _theta(self, phi):
-        if self.factor is None:
-            return phi
-        return self.factor * phi if self.factor.ndim == 1 else self.factor @ phi
+            return self.init(position, self.schedule(self.n_updates), self.rng, self.temperature)
+        return self.state._replace(position=position)
 
     def _ravel(self, point):
         parts = [np.ravel(point[name]) for name in self.var_names]
@@ -277,8 +256,9 @@ class StochasticGradientStep(ChainSetup):
         if self.n_kept == 0:
             raise SamplingError(f"{name} stopped: {message}.")
         self.fault = (
-            f"{name} stopped: {message}. The {self.n_kept} draws before it are kept; this last one, "
-            "marked in sample_stats.diverging, repeats the position before it."
+            f"{name} stopped: {message}. {self.n_kept} draws of this chain were made before it, and "
+            "PyMC returns what it would after an interruption: of several chains some may be cut "
+            "short or left out. A draw marked in sample_stats.diverging repeats the one before it."
         )
         warning = SamplerWarning(WarningType.DIVERGENCE, self.fault, "error", self.n_updates)
         stats = dict.fromkeys(self.stats_dtypes_shapes, math.nan)
@@ -292,24 +272,36 @@ class StochasticGradientStep(ChainSetup):
         )
         return dict(point), [stats]
 
-    def _explain(self, error) -> str:
-        eta, t = self.schedule(self.n_updates), self.n_updates
+    def _explain(self, error, eta) -> str:
+        t = self.n_updates
         what, bad = "position", error.position
         if np.isfinite(bad).all():
             what, bad = "gradient", error.gradient
         if np.isfinite(bad).all():
-            where = f"the log-density is {error.logp} for {', '.join(self.var_names)}"
+            where = f"the log-density of {', '.join(self.var_names)} is {error.logp:.3g}"
         else:
-            where = (
-                f"the {what} of {self._name_of(np.flatnonzero(~np.isfinite(bad))[0])} is not finite"
-            )
-        when = f"at inner step {t} (draw {t // self.n_steps} of this chain)"
-        if t == 0:
+            first = np.flatnonzero(~np.isfinite(np.diag(bad) if np.ndim(bad) == 2 else bad))
+            where = f"the {what} of {self._name_of(first[0] if len(first) else 0)} is not finite"
+        given = ", ".join(name for name, _ in self.gradient.given_types)
+        others = f", or look at the steps that sample {given}" if given else ""
+        if error.minibatch is not None and self.gradient.has_missing_values(error.minibatch):
+            return f"{where}: these rows of the data have missing values. Drop them"
+        if self.state is None and not self._is_finite_at_start():
             return (
                 f"{where} at the starting point. Check the model with model.debug(), or pass other "
-                "initvals to pm.sample"
+                f"initvals to pm.sample{others}"
             )
-        return f"{where} {when} with learning_rate={eta:.3g}. Try learning_rate={eta / 10:.2g}"
+        return (
+            f"{where} at inner step {t} (draw {t // self.n_steps} of this chain) with "
+            f"learning_rate={eta:.3g}. Try learning_rate={eta / 10:.2g}{others}"
+        )
+
+    def _is_finite_at_start(self) -> bool:
+        """Whether density and gradient are finite where the draw began, on some rows."""
+        minibatch = self.gradient.draw_minibatch(np.random.default_rng(0))
+        with np.errstate(all="ignore"):
+            logp, grad = self.gradient(self.start, minibatch)
+        return bool(np.isfinite(logp) and np.isfinite(grad).all())
 
     def _name_of(self, index) -> str:
         for name, shape, size in zip(self.var_names, self.shapes, self.sizes, strict=True):
@@ -330,44 +322,11 @@ class StochasticGradientStep(ChainSetup):
         """Never assigned to a variable by PyMC itself: minibatches are the user's choice."""
         return Competence.INCOMPATIBLE
 
-    @staticmethod
-    def _progressbar_config(n_chains=1):
-        columns = [
-            TextColumn("{task.fields[divergences]}", table_column=Column("Divergences", ratio=1)),
-            TextColumn(
-                "{task.fields[learning_rate]}", table_column=Column("Learning rate", ratio=1)
-            ),
-            TextColumn(
-                "{task.fields[temperature]:0.2f}", table_column=Column("Temperature", ratio=1)
-            ),
-        ]
-        start = {"divergences": 0, "learning_rate": "", "temperature": 0.0}
-        return columns, {name: [value] * n_chains for name, value in start.items()}
-
-    @staticmethod
-    def _make_progressbar_update_functions():
-        shown = {"temperature": 1.0}
-
-        def update_stats(stats):
-            # One draw's temperature is mostly gradient noise, and far off on the way from the start:
-            # show a running mean over the last hundred draws, each bounded.
-            new = stats["configurational_temperature"]
-            if math.isfinite(new):
-                shown["temperature"] += (min(max(new, -10.0), 10.0) - shown["temperature"]) / 100
-            return {
-                "divergences": stats["divergences"],
-                # as text: notebooks show numbers with three decimals
-                "learning_rate": f"{stats['learning_rate']:.2e}",
-                "temperature": shown["temperature"],
-                "failing": stats["divergences"] > 0,
-            }
-
-        return (update_stats,)
-
 
 def _rebuild(cls, attributes):
     step = object.__new__(cls)
     step.__dict__.update(attributes)
+    add_end_of_run_check(temperature_warnings)
     return step
 
 
@@ -389,8 +348,8 @@ def _continuous_variables(vars, model, sampler) -> list:
 
 def _as_schedule(learning_rate):
     if callable(learning_rate):
-        return learning_rate
-    if isinstance(learning_rate, str | Mapping) or not _is_number(learning_rate):
+        return partial(_rate, learning_rate)
+    if not is_number(learning_rate):
         raise ValueError(
             f"learning_rate={learning_rate!r}: pass a number above zero or a schedule t -> η_t from "
             "pymc_sghmc.schedules. About 0.01 times the smallest posterior variance is a "
@@ -399,14 +358,27 @@ def _as_schedule(learning_rate):
     eta = float(learning_rate)
     if not (eta > 0 and math.isfinite(eta)):
         raise ValueError(f"learning_rate={learning_rate!r}: must be finite and above zero.")
-    return lambda t: eta
+    return constant(eta)
 
 
-def _is_number(value) -> bool:
+def _rate(schedule, t) -> float:
+    """η_t as a Python number: NumPy's would turn a float32 chain into float64."""
+    eta = schedule(t)
+    if not (is_number(eta) and eta > 0 and math.isfinite(eta)):
+        raise Fault(
+            f"learning_rate: the schedule gives {eta} at inner step {t}; rates must be finite "
+            "numbers above zero"
+        )
+    return float(eta)
+
+
+def is_number(value) -> bool:
+    """Whether ``value`` is one real number, of Python's or NumPy's, and no bool."""
     return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiu"
 
 
-def _whole(name, value) -> int:
-    if not (_is_number(value) and np.asarray(value).dtype.kind in "iu" and value >= 1):
+def whole_steps(name, value) -> int:
+    """Check a number of inner steps."""
+    if not (is_number(value) and np.asarray(value).dtype.kind in "iu" and value >= 1):
         raise ValueError(f"{name}={value!r}: must be a whole number of inner steps, at least 1.")
     return int(value)

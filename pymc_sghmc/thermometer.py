@@ -1,10 +1,10 @@
-"""What ends a chain early, and the thermometer that notices it. Knows PyMC's way of interrupting."""
+"""Sums over the inner steps of a draw that tell its temperature. Knows gradients, no samplers."""
 
 import math
 
-from pymc.exceptions import SamplingError
+from pymc_sghmc.faults import NonFinite
 
-__all__ = ["Fault", "NonFinite", "SamplingStopped", "Thermometer"]
+__all__ = ["Thermometer"]
 
 
 class Thermometer:
@@ -29,35 +29,7 @@ class Thermometer:
         logp, grad = self.gradient(position, minibatch)
         virial = -float((position - self.centre).dot(grad))
         if not math.isfinite(virial + float(logp)):
-            raise NonFinite(position, grad, logp)
+            raise NonFinite(position, grad, logp, minibatch)
         self.virial += virial
         self.square_norm += float(grad.dot(grad))
         return logp, grad
-
-
-class NonFinite(ArithmeticError):
-    """The log-density, its gradient or the position is not finite."""
-
-    def __init__(self, position, gradient, logp):
-        super().__init__(position, gradient, logp)
-        self.position, self.gradient, self.logp = position, gradient, logp
-
-
-class Fault(ArithmeticError):
-    """A chain can't go on, for the reason in the message."""
-
-
-class SamplingStopped(SamplingError, KeyboardInterrupt):
-    """Ends a chain as an interruption does, so that PyMC returns the draws made so far.
-
-    PyMC drops all draws when a step raises, but keeps them when it is interrupted. In one process
-    this exception is a KeyboardInterrupt. In a worker PyMC sends it to the parent as a
-    SamplingError, where unpickling raises the interruption; the reason has been logged by then.
-    """
-
-    def __reduce__(self):
-        return _interrupt, self.args
-
-
-def _interrupt(message):
-    raise KeyboardInterrupt(message)

@@ -198,7 +198,7 @@ def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(mo
     assert stats["gradient_noise"] > 1
     assert np.all(step.update_arguments(1e-3)["noise_estimate"] <= 0.01)
     step.stop_tuning()
-    with pytest.raises(SamplingError, match=r"exceeds friction = 0.01.*try learning_rate="):
+    with pytest.raises(SamplingError, match=r"exceeds friction = 0.01.*Try .*learning_rate="):
         step.step(point)
 
 
@@ -214,6 +214,7 @@ def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(mo
         ({"n_steps": 2.5}, "n_steps=2.5: must be a whole number"),
         ({"temperature": -1.0}, "temperature=-1.0: must be a finite number"),
         ({"temperature": None}, "temperature=None: must be"),
+        ({"preconditioner": "diag"}, r"preconditioner='diag': pass an array of shape \(3,\)"),
         ({"preconditioner": np.ones(2)}, r"preconditioner has shape \(2,\).*shape \(3,\)"),
         ({"preconditioner": [1.0, -1.0, 1.0]}, "preconditioner: all entries must be finite"),
         ({"preconditioner": np.full((3, 3), 1.0)}, "preconditioner: the matrix must be symmetric"),
@@ -231,6 +232,7 @@ def test_bad_argument_is_refused_by_name(model, sampler, settings, message):
     ("settings", "message"),
     [
         ({"friction": 0.0}, r"friction=0\.0: must be a number in \(0, 1\]"),
+        ({"friction": True}, "friction=True: must be a number"),
         ({"friction": 1.5}, "friction=1.5: must be a number"),
         ({"friction": "auto"}, "friction='auto': must be a number"),
         (
@@ -325,3 +327,92 @@ def test_float32_model_stays_in_float32(sampler):
 def test_step_is_never_assigned_by_pymc(model):
     for sampler in SAMPLERS:
         assert sampler.cls.competence(model["beta"], True) == 0
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_too_large_a_rate_at_the_first_step_is_not_blamed_on_the_start(sampler):
+    # SGHMC takes its first gradient where the momentum has led it, not at the start.
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1, shape=2)
+        pm.Potential("energy", -pm.math.exp(1000 * b).sum())
+    step = sampler.cls(
+        learning_rate=1.0, n_steps=5, model=model, compile_kwargs=FAST, **sampler.settings
+    )
+    step.begin_chain(np.random.default_rng(0))
+    with pytest.raises(SamplingError, match=r"with learning_rate=1\. Try learning_rate=0\.1"):
+        positions(step, {"b": np.zeros(2)}, 20)
+
+
+@pytest.mark.parametrize("noise_estimate", [None, "diag", "full"])
+def test_missing_values_set_later_are_named(noise_estimate):
+    model = linear_regression()
+    step = build(SAMPLERS[0], model, noise_estimate=noise_estimate)
+    with model:
+        pm.set_data({"X": np.full((60, 2), np.nan)})
+    step.begin_chain(np.random.default_rng(0))
+    with pytest.raises(SamplingError, match="is not finite"):
+        step.step(model.initial_point())
+    assert step.gradient.has_missing_values(step.gradient.draw_minibatch(step.rng))
+    with model:
+        pm.set_data({"X": np.where(np.arange(60)[:, None] == 7, np.nan, np.ones((60, 2)))})
+    step.begin_chain(np.random.default_rng(0))
+    message = "rows of the data have missing values" if noise_estimate is None else "is not finite"
+    with pytest.raises(SamplingError, match=message):
+        positions(step, model.initial_point(), 50)
+
+
+@pytest.mark.parametrize(
+    "schedule", [lambda t: np.float64(1e-4), schedules.polynomial_decay(np.float64(1e-4))]
+)
+def test_numpy_numbers_from_a_schedule_leave_the_precision_alone(schedule):
+    import pytensor
+
+    with pytensor.config.change_flags(floatX="float32"):
+        with pm.Model() as model:
+            pm.Normal("y", pm.Normal("mu"), 1, observed=np.zeros(20, dtype="float32"))
+        for sampler in SAMPLERS:
+            step = build(sampler, model, learning_rate=schedule)
+            step.step(model.initial_point())
+            assert {part.dtype for part in step.state} == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize("value", [None, "a", np.array([1e-5]), -1e-5, np.nan])
+def test_bad_value_of_a_schedule_is_refused_in_words(model, value):
+    step = build(SAMPLERS[0], model, learning_rate=lambda t: value if t > 4 else 1e-5)
+    with pytest.raises(SamplingError, match=r"the schedule gives .* at inner step 5; rates must"):
+        positions(step, model.initial_point(), 3)
+    step = build(SAMPLERS[0], model, learning_rate=lambda t: value)
+    with pytest.raises(SamplingError, match="at inner step 0; rates must be"):
+        step.step(model.initial_point())
+
+
+def test_numbers_of_numpy_and_partial_points_are_taken(model):
+    for friction in (np.float32(0.1), np.array(0.1), 1):
+        assert build(SAMPLERS[1], model).d == 3
+        step = SGHMC(
+            learning_rate=np.float32(1e-4), batch_size=np.int64(10), n_steps=np.int64(2),
+            friction=friction, initial_point={"beta": [1.0, 2.0]}, model=model,
+            compile_kwargs={"mode": "FAST_COMPILE", "on_unused_input": "ignore"},
+        )  # fmt: skip
+        positions(step, model.initial_point(), 2)
+
+
+def test_copied_step_sees_the_models_data_and_does_not_copy_them():
+    model = linear_regression()
+    step = copy.deepcopy(build(SAMPLERS[0], model, batch_size=60))
+    assert step.gradient.arrays[0] is model["X"].get_value(borrow=True)
+    with model:
+        pm.set_data({"X": np.zeros((60, 2))})
+    step.begin_chain(np.random.default_rng(0))
+    assert not step.gradient.arrays[0].any()
+    point, _ = step.step(model.initial_point())
+    assert np.isfinite(point["beta"]).all()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_step_can_be_pickled_plainly(model, sampler):
+    step = build(sampler, model, **many_settings(sampler))
+    step.begin_chain(np.random.default_rng(1))
+    copied = pickle.loads(pickle.dumps(step))
+    point = model.initial_point()
+    np.testing.assert_array_equal(positions(copied, point, 2)[0], positions(step, point, 2)[0])
