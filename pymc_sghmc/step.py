@@ -177,6 +177,7 @@ class StochasticGradientStep(ChainSetup):
         weight, kinetic, eta = 0.0, 0.0, math.nan
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+                eta = self.schedule(self.n_updates)
                 self.begin_draw(position)
                 state = self._state_at(position)
                 for _ in range(self.n_steps):

@@ -350,7 +350,7 @@ def test_missing_values_set_later_are_named(noise_estimate):
     with model:
         pm.set_data({"X": np.full((60, 2), np.nan)})
     step.begin_chain(np.random.default_rng(0))
-    with pytest.raises(SamplingError, match="is not finite"):
+    with pytest.raises(SamplingError, match=r"is not finite(?!.*nan)"):
         step.step(model.initial_point())
     assert step.gradient.has_missing_values(step.gradient.draw_minibatch(step.rng))
     with model:
