@@ -221,10 +221,7 @@ class SGHMC(StochasticGradientStep):
                 f"noise_estimate={noise_estimate!r}: needs at least 2 rows in a minibatch to "
                 "measure how they differ. Raise batch_size."
             )
-        self.hyperparameters = {
-            "friction": self.friction,
-            "noise_estimate": 0.0 if self.estimated else self.beta_hat,
-        }
+        self.hyperparameters = {"friction": self.friction, "noise_estimate": self.beta_hat}
         self.measured = noise_estimate is not None
 
     def begin_draw(self, position):

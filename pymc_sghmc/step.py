@@ -179,7 +179,7 @@ class StochasticGradientStep(ChainSetup):
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 eta = self.schedule(self.n_updates)
                 self.begin_draw(position)
-                state = self._state_at(position)
+                state = self._state_at(position, eta)
                 for _ in range(self.n_steps):
                     eta = self.schedule(self.n_updates)
                     if self.restart_every and self.n_updates % self.restart_every == 0:
@@ -232,12 +232,12 @@ class StochasticGradientStep(ChainSetup):
         """β̂/α where the sampler has an estimate, else NaN."""
         return math.nan
 
-    def _state_at(self, position):
+    def _state_at(self, position, eta):
         """Return the chain's state, at the position that PyMC hands over."""
         if self.factor is not None:
             position = self.target.from_theta(position)
         if self.state is None:
-            return self.init(position, self.schedule(self.n_updates), self.rng, self.temperature)
+            return self.init(position, eta, self.rng, self.temperature)
         return self.state._replace(position=position)
 
     def _ravel(self, point):

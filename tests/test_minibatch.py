@@ -1174,7 +1174,9 @@ def test_total_size_may_be_a_sequence(total_size):
     with pm.Model() as model:
         y = pm.Minibatch(Y_ROWS, batch_size=4)
         pm.Normal("y", pm.Normal("mu"), 1, observed=y, total_size=total_size)
-    MinibatchGradient(model, model.value_vars, None, compile_kwargs=FAST)
+    with pm.Model() as full_model:
+        pm.Normal("y", pm.Normal("mu"), 1, observed=Y_ROWS)
+    check_exact(model, full_model, None)
 
 
 def test_wrong_total_size_on_full_data_is_refused():
