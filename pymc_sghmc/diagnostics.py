@@ -1,11 +1,21 @@
-"""What the statistics of a finished run say about its bias. Knows arrays and ArviZ, no steps."""
+"""What the statistics of a finished run say about its bias. Knows arrays and models, no steps."""
 
-import arviz as az
 import numpy as np
 
 from pymc.stats.convergence import SamplerWarning, WarningType
 
-__all__ = ["configurational_temperature", "temperature_warnings"]
+from pymc_sghmc.bias import check_bias
+from pymc_sghmc.report import BiasReport
+from pymc_sghmc.temperatures import mean_and_error, step_statistics
+
+__all__ = [
+    "BiasReport",
+    "check_bias",
+    "configurational_temperature",
+    "plot_bias",
+    "plot_temperatures",
+    "temperature_warnings",
+]
 
 
 def configurational_temperature(idata) -> tuple[np.ndarray, np.ndarray]:
@@ -41,19 +51,13 @@ def configurational_temperature(idata) -> tuple[np.ndarray, np.ndarray]:
     >>> mean.round(2), error.round(3)
     (array([1.2]), array([0.002]))
     """
-    stats = getattr(idata, "sample_stats", {})
-    if "configurational_temperature" not in stats:
-        return np.empty(0), np.empty(0)
-    means, errors = [], []
-    names = ("configurational_temperature", "target_temperature", "draw_weight")
-    for measured, target, weight in zip(*(_by_step(stats[name]) for name in names), strict=True):
-        used = np.isfinite(measured).all(axis=0) & (target > 0).all(axis=0)
-        if used.sum() < 4:
-            continue
-        ratio = measured[:, used] / target[:, used] * weight[:, used] / weight[:, used].mean()
-        means.append(ratio.mean())
-        errors.append(float(np.squeeze(az.mcse(ratio))))
-    return np.array(means), np.array(errors)
+    measured = [
+        mean_and_error(step.configurational, step.target, step.weight)
+        for step in step_statistics(idata)
+    ]
+    known = [pair for pair in measured if np.isfinite(pair[0])]
+    means, errors = np.array(known).reshape(-1, 2).T
+    return means, errors
 
 
 def temperature_warnings(idata) -> list[SamplerWarning]:
@@ -81,8 +85,117 @@ def temperature_warnings(idata) -> list[SamplerWarning]:
     return [SamplerWarning(WarningType.BAD_PARAMS, " ".join(texts), "warn")]
 
 
-def _by_step(stat) -> list[np.ndarray]:
-    """Arrays of shape (chain, draw), one for each step method that reports the statistic."""
-    values = np.asarray(stat.transpose("chain", "draw", ...), dtype=float)
-    flat = values.reshape(*values.shape[:2], -1)  # (chain, draw, step)
-    return [flat[..., i] for i in range(flat.shape[2])]
+def plot_temperatures(idata, axes=None):
+    """Draw the running mean of each temperature over the target's, chain by chain.
+
+    The line at 1 is the target, the band about it ±10 %. The configurational temperature
+    (continuous) should end there; the kinetic one (dashed; SGLD has none) lies above it by a factor
+    that friction and integrator set, and should be level.
+
+    Parameters
+    ----------
+    idata : InferenceData or DataTree
+        What ``pm.sample`` returned.
+    axes : sequence of matplotlib Axes, optional
+        One for each stochastic-gradient step of the run; default: a new figure.
+
+    Returns
+    -------
+    array of matplotlib Axes
+    """
+    steps = step_statistics(idata)
+    if not steps:
+        raise ValueError(
+            "plot_temperatures: idata.sample_stats has no temperatures. They come from runs with a "
+            "step of pymc_sghmc."
+        )
+    if axes is None:
+        _, axes = _pyplot("plot_temperatures").subplots(
+            len(steps), squeeze=False, figsize=(8, 3 * len(steps)), layout="constrained"
+        )
+    axes = np.ravel(axes)
+    for i, (axis, step) in enumerate(zip(axes, steps, strict=True)):
+        axis.axhspan(0.9, 1.1, color="0.9", zorder=0)
+        axis.axhline(1, color="0.4", linewidth=1)
+        for chain in range(len(step.target)):
+            for name, style in (("configurational", "-"), ("kinetic", "--")):
+                if np.isnan(getattr(step, name)).all():
+                    continue
+                axis.plot(
+                    _running_mean(
+                        getattr(step, name)[chain], step.target[chain], step.weight[chain]
+                    ),
+                    style,
+                    color=f"C{chain % 10}",
+                    linewidth=1.2,
+                    label=name if chain == 0 else None,
+                )
+        which = f" of step {i + 1}" if len(steps) > 1 else ""
+        axis.set(
+            xlabel="draw", ylabel="running mean / target", title=f"temperature{which}, by chain"
+        )
+        axis.legend(loc="upper right")
+    return axes
+
+
+def plot_bias(idata, report, n_worst=3):
+    """Draw the temperatures of a run, and the traces of the unknowns that are furthest off.
+
+    Traces are on PyMC's unconstrained scale, at the draws that have gradients. The band is the
+    posterior mean ± 2 standard deviations as the report estimates them.
+
+    Parameters
+    ----------
+    idata : InferenceData or DataTree
+        What ``pm.sample`` returned.
+    report : BiasReport
+        What `check_bias` made of it.
+    n_worst : int, default 3
+        Number of unknowns.
+
+    Returns
+    -------
+    array of matplotlib Axes
+    """
+    worst = report.worst(n_worst)
+    n_steps = len(step_statistics(idata))
+    n_rows = n_steps + len(worst)
+    _, axes = _pyplot("plot_bias").subplots(
+        n_rows, squeeze=False, figsize=(8, 2.5 * n_rows), layout="constrained"
+    )
+    axes = np.ravel(axes)
+    if n_steps:
+        plot_temperatures(idata, axes[:n_steps])
+    for axis, (name, row) in zip(axes[n_steps:], worst.iterrows(), strict=True):
+        trace = report.draws["position"].sel(unknown=name)
+        sd = float(trace.std()) / row["sd_ratio"]
+        mean = float(trace.mean()) - sd * row["mean_shift"]
+        if np.isfinite(sd):
+            axis.axhspan(mean - 2 * sd, mean + 2 * sd, color="0.9", zorder=0)
+        for chain in range(trace.sizes["chain"]):
+            axis.plot(trace["draw"], trace[chain], color=f"C{chain % 10}", linewidth=0.8)
+        axis.set(
+            xlabel="draw",
+            title=f"{name}: sd × {row['sd_ratio']:.2f} ± {row['sd_ratio_error']:.2f}, "
+            f"mean {row['mean_shift']:+.2f} ± {row['mean_shift_error']:.2f} sd",
+        )
+    return axes
+
+
+def _running_mean(measured, target, weight):
+    """Weighted mean of the draws so far, over the target; what isn't finite is passed over."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = measured / target
+        used = np.isfinite(ratio)
+        weight = np.where(used, weight, 0.0)
+        return np.cumsum(weight * np.where(used, ratio, 0.0)) / np.cumsum(weight)
+
+
+def _pyplot(caller):
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError(
+            f"{caller} needs matplotlib: pip install matplotlib, or pymc-sghmc[examples]."
+        ) from error
+    return plt

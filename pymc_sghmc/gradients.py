@@ -7,23 +7,69 @@ Knows no momentum and no iteration.
 """
 
 from dataclasses import replace
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
 
 from pymc.pytensorf import compile, join_nonshared_inputs, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
-from scipy.linalg import solve_triangular
 
+from pymc_sghmc.compat import ancestors
 from pymc_sghmc.minibatch import minibatch_log_density
 from pymc_sghmc.rows import array_of
 
-__all__ = ["MinibatchGradient", "PreconditionedGradient", "preconditioner_factor"]
+__all__ = ["Anchor", "ControlVariates", "MinibatchGradient", "NoisyGradient"]
 
 N_MICROBATCHES = 10
+N_LEVERAGE_PROBES = 16  # pairs of points, or fewer above ...
+N_FEW_ROWS = 2_000_000
+CHUNK_BYTES = 2**24  # of data gathered at a time in a pass over all rows
 
 
-class MinibatchGradient:
+class NoisyGradient:
+    """What every gradient from minibatches can tell of its noise."""
+
+    def noise_covariance(self, position, rng, full: bool = False) -> np.ndarray:
+        """Estimate V(θ) = Cov[∇Ũ] from one fresh minibatch cut into micro-batches.
+
+        The covariance of the gradients of micro-batches of b rows, times b/n: unbiased, with the
+        factor N²/n of rows drawn with replacement; the prior adds nothing to it. This is the
+        empirical Fisher information of Ahn et al. (2012) with micro-batches for rows.
+
+        Parameters
+        ----------
+        position : array of shape (d,)
+        rng : numpy.random.Generator
+        full : bool, default False
+            All of the matrix, not its diagonal alone.
+
+        Returns
+        -------
+        array of shape (d,) or (d, d)
+        """
+        minibatch = self.draw_minibatch(rng)
+        d = position.size
+        total = np.zeros((d, d) if full else d)
+        for k, rows in enumerate(minibatch):
+            if not self.is_noisy[k]:
+                continue
+            n = rows.size
+            b = max(1, n // N_MICROBATCHES)
+            micro = [
+                self(position, (*minibatch[:k], rows[i : i + b], *minibatch[k + 1 :]))[1]
+                for i in range(0, n - b + 1, b)
+            ]
+            deviations = np.stack(micro) - np.mean(micro, axis=0)  # (micro-batches, d)
+            scale = b / n / (len(micro) - 1)
+            total += scale * (
+                deviations.T @ deviations if full else np.square(deviations).sum(axis=0)
+            )
+        return total
+
+
+class MinibatchGradient(NoisyGradient):
     """Unbiased log-density and gradient from rows drawn with replacement (eq. 5 of Chen et al.).
 
     −∇Ũ(θ) = N/n Σ_batch ∇log p(x_i|θ) + ∇log p(θ); without minibatches, the exact gradient.
@@ -43,7 +89,12 @@ class MinibatchGradient:
     """
 
     def __init__(
-        self, model, variables, batch_size=None, initial_point=None, compile_kwargs=None
+        self,
+        model,
+        variables,
+        batch_size=None,
+        initial_point=None,
+        compile_kwargs=None,
     ) -> None:
         point = model.initial_point() if initial_point is None else initial_point
         rest, self.groups = minibatch_log_density(model, batch_size, point)
@@ -51,34 +102,77 @@ class MinibatchGradient:
         # The arrays are inputs of the compiled function: it holds no data and sees new ones.
         arrays = [_input_like(source, f"data_{i}") for i, source in enumerate(full)]
         rows = [pt.lvector(f"rows_{i}") for i in range(len(self.groups))]
-        logp, gathered, k = rest, {}, 0
-        for group, idx in zip(self.groups, rows, strict=True):
-            for batch in group.batches:
-                gathered[batch] = arrays[k][idx]
-                k += 1
-            total_size = arrays[k - 1].shape[0]
-            logp = logp + group.log_likelihood(total_size)
-        logp = rewrite_pregrad(logp)
-        grads = pt.grad(logp, variables, disconnected_inputs="ignore")
-        grad = pt.concatenate([g.ravel() for g in grads])
-        if gathered:
-            logp, grad = clone_replace([logp, grad], gathered, rebuild_strict=False)
-        (logp, grad), position = join_nonshared_inputs(point, [logp, grad], variables)
+        batches = [
+            (batch, idx) for g, idx in zip(self.groups, rows, strict=True) for batch in g.batches
+        ]
+        gathered = {batch: array[idx] for (batch, idx), array in zip(batches, arrays, strict=True)}
+        # The prior and each row have weights: 1 and N/n, or others for parts of the whole.
+        likelihoods = [group.log_likelihood for group in self.groups]
+        prior_weight = pt.scalar("prior_weight")
+        row_weights = [pt.vector(f"row_weights_{i}") for i in range(len(self.groups))]
+        weighted = [(w * rows).sum() for w, rows in zip(row_weights, likelihoods, strict=True)]
+        logp = pt.add(prior_weight * rest, *weighted)
         # The unknowns that other steps sample
         given = [v for v in model.value_vars if v not in set(variables)]
         self.given_types = [(v.name, v.dtype) for v in given]
+        self.likelihood_needs_others = not set(given).isdisjoint(ancestors(likelihoods))
 
+        logp = rewrite_pregrad(logp)
+        grads = pt.grad(logp, variables, disconnected_inputs="ignore")
+        grad = pt.concatenate([g.ravel() for g in grads])
+        outputs = [logp, grad, *likelihoods]
+        if gathered:
+            outputs = clone_replace(outputs, gathered, rebuild_strict=False)
+        (logp, grad, *likelihoods), position = join_nonshared_inputs(point, outputs, variables)
+        grad = grad.astype(position.dtype)
         self.dtype = np.dtype(position.dtype)
+        self.d = sum(np.size(point[variable.name]) for variable in variables)
+        self.weights_dtype = np.dtype(prior_weight.dtype)
         self.sources = full
-        self.function = compile(
-            [position, *rows, *arrays, *given],
-            [logp, grad.astype(position.dtype)],
-            **{"on_unused_input": "ignore", **(compile_kwargs or {})},
+        others = [*rows, *arrays, *given]
+        self._compile_kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
+        self._graph = (position, prior_weight, row_weights, others, logp, grad, likelihoods)
+        self.function = self._compiled(
+            [position, prior_weight, *row_weights, *others], [logp, grad]
         )
-        self.function.trust_input = True
         self.given = ()
         self.load_data()
         self.condition_on(point)
+
+    def _compiled(self, inputs, outputs):
+        function = compile(inputs, outputs, **self._compile_kwargs)
+        function.trust_input = True
+        return function
+
+    def difference_function(self):
+        """Compile log-density and gradient with control variates (eq. 5 of Baker et al. 2019).
+
+        Inputs: position θ, centre θ̂, log-likelihood and gradient of all rows at θ̂, then as for
+        ``function``. The minibatch is evaluated at θ and θ̂ in one call.
+        """
+        position, prior_weight, row_weights, others, logp, grad, _ = self._graph
+        centre = position.type("centre")
+        anchor_logp, anchor = pt.scalar("anchor_logp", dtype=logp.dtype), position.type("anchor")
+        # The prior doesn't count at θ̂: it is exact at θ.
+        at_centre = clone_replace(
+            [logp, grad],
+            {position: centre, prior_weight: pt.zeros((), dtype=prior_weight.dtype)},
+            rebuild_strict=False,
+        )
+        return self._compiled(
+            [position, centre, anchor_logp, anchor, prior_weight, *row_weights, *others],
+            [logp - at_centre[0] + anchor_logp, grad - at_centre[1] + anchor],
+        )
+
+    def row_function(self):
+        """Compile the log-likelihood of each row. Inputs: position, rows, data, other unknowns."""
+        position, _, _, others, _, _, likelihoods = self._graph
+        return self._compiled([position, *others], likelihoods)
+
+    @property
+    def is_noisy(self) -> list[bool]:
+        """Whether a minibatch of each group is less than all of its rows."""
+        return [rows is None for _, _, rows in self._draws]
 
     @property
     def is_exact(self) -> bool:
@@ -116,15 +210,35 @@ class MinibatchGradient:
             (n_rows, group.batch_size, np.arange(n_rows) if group.batch_size == n_rows else None)
             for n_rows, group in zip(self.n_rows, self.groups, strict=True)
         ]
+        self._chunk_rows = self._rows_per_chunk()
+        self._weights = self._uniform_weights([n for _, n, _ in self._draws])
         self._inputs = (*self.arrays, *self.given)
+
+    def _rows_per_chunk(self) -> list[int]:
+        arrays = iter(self.arrays)
+        row_bytes = [
+            sum(array.itemsize * array[:1].size for array in islice(arrays, len(group.batches)))
+            for group in self.groups
+        ]
+        return [max(1000, CHUNK_BYTES // max(1, size)) for size in row_bytes]
+
+    def _uniform_weights(self, sizes) -> tuple:
+        """Weights of the prior and of rows drawn evenly: 1 and N/n."""
+        scales = zip(self.n_rows, sizes, strict=True)
+        rows = [np.full(n, n_rows / n, dtype=self.weights_dtype) for n_rows, n in scales]
+        return (np.ones((), dtype=self.weights_dtype), *rows)
 
     def condition_on(self, point) -> None:
         """Hold the unknowns that other steps sample at their values in ``point``."""
         if self.given_types:
-            self.given = tuple(
-                np.asarray(point[name], dtype=dtype) for name, dtype in self.given_types
+            self.set_given(
+                tuple(np.asarray(point[name], dtype=dtype) for name, dtype in self.given_types)
             )
-            self._inputs = (*self.arrays, *self.given)
+
+    def set_given(self, given) -> None:
+        """Hold the unknowns that other steps sample at these values."""
+        self.given = given
+        self._inputs = (*self.arrays, *given)
 
     def draw_minibatch(self, rng) -> tuple:
         """Draw the rows of one minibatch, an array of row indices for each group of rows."""
@@ -137,7 +251,71 @@ class MinibatchGradient:
 
     def __call__(self, position, minibatch):
         """Log-density and gradient at ``position``, both estimated from ``minibatch``."""
-        return self.function(position, *minibatch, *self._inputs)
+        weights = self._weights
+        if any(w.size != rows.size for w, rows in zip(weights[1:], minibatch, strict=True)):
+            weights = self._uniform_weights([rows.size for rows in minibatch])
+        return self.function(position, *weights, *minibatch, *self._inputs)
+
+    def prior(self, position):
+        """Log-density and gradient of all but the likelihoods that are cut into minibatches."""
+        return self._weighted(position)
+
+    def likelihood(self, position, subset=None):
+        """Log-likelihood and gradient of all rows, or of a subset scaled by N over its size.
+
+        One pass over the data in chunks of bounded memory. ``subset`` is a minibatch.
+        """
+        logp, grad = 0.0, np.zeros(position.shape)
+        for k, chunk, weight in self._chunks(subset):
+            part = self._weighted(position, (k, chunk, weight))
+            logp, grad = logp + float(part[0]), grad + part[1]
+        return logp, grad
+
+    def leverages(self, row_function, points) -> list:
+        """Curvature of each row's log-likelihood between ``points``, for each group of rows.
+
+        ``points`` are a middle and pairs of ends on either side of it; of each pair the second
+        difference of the log-likelihood is taken, and of these the root mean square.
+        """
+        out = [np.zeros(n_rows, dtype=np.float32) for n_rows in self.n_rows]
+        for k, chunk, _ in self._chunks(None):
+            rows = self._others(k, chunk)
+            middle, *ends = [row_function(x, *rows, *self._inputs)[k] for x in points]
+            differences = [a + b - 2 * middle for a, b in zip(ends[::2], ends[1::2], strict=True)]
+            squares = np.mean(np.square(differences), axis=0)
+            out[k][chunk] = np.nan_to_num(np.sqrt(squares), posinf=0.0)
+        return out
+
+    def _chunks(self, subset):
+        for k, n_rows in enumerate(self.n_rows):
+            rows = None if subset is None else subset[k]
+            count = n_rows if rows is None else rows.size
+            for start in range(0, count, self._chunk_rows[k]):
+                stop = min(start + self._chunk_rows[k], count)
+                yield (
+                    k,
+                    np.arange(start, stop) if rows is None else rows[start:stop],
+                    n_rows / count,
+                )
+
+    def _others(self, k, chunk) -> list:
+        """Rows of group k, and one row, which won't count, of each other."""
+        return [chunk if i == k else np.zeros(1, dtype=np.int64) for i in range(len(self.groups))]
+
+    def log_density(self, position, subset=None):
+        """Log-density and gradient from all rows, or from a subset of them."""
+        prior, likelihood = self.prior(position), self.likelihood(position, subset)
+        return float(prior[0]) + likelihood[0], prior[1] + likelihood[1]
+
+    def _weighted(self, position, chunk=None):
+        """Log-likelihood and gradient of rows of one group, (group, rows, weight), or the prior."""
+        k, rows, weight = (None, None, None) if chunk is None else chunk
+        minibatch = self._others(k, rows)
+        weights = [np.zeros(rows.size, dtype=self.weights_dtype) for rows in minibatch]
+        if chunk is not None:
+            weights[k][:] = weight
+        prior_weight = np.asarray(chunk is None, dtype=self.weights_dtype)
+        return self.function(position, prior_weight, *weights, *minibatch, *self._inputs)
 
     def has_missing_values(self, minibatch) -> bool:
         """Whether the data of these rows contain NaN, as ``pm.set_data`` may have put there."""
@@ -147,43 +325,6 @@ class MinibatchGradient:
             for group, rows in zip(self.groups, minibatch, strict=True)
             for _ in group.batches
         )
-
-    def noise_covariance(self, position, rng, full: bool = False) -> np.ndarray:
-        """Estimate V(θ) = Cov[∇Ũ] from one fresh minibatch cut into micro-batches.
-
-        The covariance of the gradients of micro-batches of b rows, times b/n: unbiased, with the
-        factor N²/n of rows drawn with replacement; the prior adds nothing to it. This is the
-        empirical Fisher information of Ahn et al. (2012) with micro-batches for rows.
-
-        Parameters
-        ----------
-        position : array of shape (d,)
-        rng : numpy.random.Generator
-        full : bool, default False
-            All of the matrix, not its diagonal alone.
-
-        Returns
-        -------
-        array of shape (d,) or (d, d)
-        """
-        minibatch = self.draw_minibatch(rng)
-        d = position.size
-        total = np.zeros((d, d) if full else d)
-        for k, rows in enumerate(minibatch):
-            if self._draws[k][2] is not None:  # all rows: no noise
-                continue
-            n = rows.size
-            b = max(1, n // N_MICROBATCHES)
-            micro = [
-                self(position, (*minibatch[:k], rows[i : i + b], *minibatch[k + 1 :]))[1]
-                for i in range(0, n - b + 1, b)
-            ]
-            deviations = np.stack(micro) - np.mean(micro, axis=0)  # (micro-batches, d)
-            scale = b / n / (len(micro) - 1)
-            total += scale * (
-                deviations.T @ deviations if full else np.square(deviations).sum(axis=0)
-            )
-        return total
 
     def __deepcopy__(self, memo):
         # Copies of a step share the data, the model's containers and the compiled function.
@@ -203,76 +344,103 @@ class MinibatchGradient:
             )
             for group in self.groups
         ]
-        return {**self.__dict__, "sources": self.arrays, "groups": groups}
+        return {**self.__dict__, "sources": self.arrays, "groups": groups, "_graph": None}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
 
 
-class PreconditionedGradient:
-    """A gradient in the coordinates φ with θ = Lφ, in which the preconditioner LLᵀ = M⁻¹ is 1.
+class Anchor(NamedTuple):
+    """What control variates know of all rows."""
 
-    The update rules keep a scalar η: η of theirs in φ is ηM⁻¹ in θ, for noise and friction too.
+    centre: np.ndarray  # θ̂, (d,)
+    logp: np.ndarray  # log-likelihood at θ̂, scalar
+    gradient: np.ndarray  # ∇ log-likelihood at θ̂, (d,)
+    pools: list  # of each group: rows, each as often as it counts, and these counts
+
+
+class ControlVariates(NoisyGradient):
+    """A gradient whose noise vanishes at a centre θ̂ (Baker, Fearnhead, Fox & Nemeth 2019).
+
+    ∇Ũ(θ) = ∇U(θ̂) + [minibatch gradient at θ − the same minibatch's gradient at θ̂], the prior
+    exact at θ. Unbiased for every centre; near it the noise is that of the difference alone.
+
+    Rows are drawn with a probability that grows with their leverage, how much of the posterior's
+    curvature they bring, and count for as much less: an outlier that uniform minibatches would
+    miss for a thousand steps, and that would then throw the chain off, comes up often and gently.
 
     Parameters
     ----------
-    gradient : callable
-        In θ.
-    factor : array of shape (d,) or (d, d)
-        L, see `preconditioner_factor`.
+    gradient : MinibatchGradient
     """
 
-    def __init__(self, gradient, factor):
+    def __init__(self, gradient):
         self.gradient = gradient
-        self.draw_minibatch = gradient.draw_minibatch
-        self.factor = factor
-        if factor.ndim == 1:
-            self.to_theta, self._pull_back = factor.__mul__, factor.__mul__
-        else:
-            self.to_theta, self._pull_back = factor.dot, np.ascontiguousarray(factor.T).dot
+        self.dtype = gradient.dtype
+        self.function = gradient.difference_function()
+        self.row_function = gradient.row_function()
+        self.anchor = None
 
-    def from_theta(self, theta):
-        """φ = L⁻¹θ."""
-        if self.factor.ndim == 1:
-            return theta / self.factor
-        return solve_triangular(self.factor, theta, lower=True)
+    @property
+    def is_noisy(self) -> list[bool]:
+        """Whether a minibatch of each group is less than all of its rows."""
+        return self.gradient.is_noisy
+
+    def set_centre(self, centre, factor):
+        """Take θ̂, and L with LLᵀ near the posterior covariance: passes over all rows, in chunks."""
+        few = sum(self.gradient.n_rows) <= N_FEW_ROWS
+        shape = (N_LEVERAGE_PROBES if few else N_LEVERAGE_PROBES // 4, centre.size)
+        # wider than the posterior, whose tails count, too
+        z = 1.5 * np.random.default_rng(0).standard_normal(shape)
+        shifts = z @ factor.T if factor.ndim == 2 else z * factor
+        points = [centre, *(centre + sign * shift for shift in shifts for sign in (1, -1))]
+        points = [point.astype(self.dtype) for point in points]
+        pools = []
+        with np.errstate(all="ignore"):
+            leverages = self.gradient.leverages(self.row_function, points)
+        for leverage in leverages:
+            # Row i is in the pool 1 + ⌊3 leverage / mean⌋ times; rows are drawn evenly from it.
+            mean = float(leverage.mean(dtype=float))
+            counts = (1 + (3 * leverage / mean if mean > 0 else leverage)).astype(np.int32)
+            pools.append((np.repeat(np.arange(counts.size, dtype=np.int32), counts), counts))
+        self.anchor = Anchor(points[0], *self._likelihood(points[0]), pools)
+
+    def move_anchor(self):
+        """Compute the log-likelihood and its gradient at θ̂ anew: one pass over all rows."""
+        logp, grad = self._likelihood(self.anchor.centre)
+        self.anchor = self.anchor._replace(logp=logp, gradient=grad)
+
+    def _likelihood(self, centre):
+        logp, grad = self.gradient.likelihood(centre)
+        logp_dtype = self.function.maker.fgraph.inputs[2].type.dtype
+        return np.asarray(logp, dtype=logp_dtype), grad.astype(self.dtype)
+
+    def draw_minibatch(self, rng) -> tuple:
+        """Draw the rows of one minibatch, an array of row indices for each group of rows."""
+        return tuple(
+            [
+                pool[rng.integers(pool.size, size=n)].astype(np.int64) if rows is None else rows
+                for (pool, _), (_, n, rows) in zip(
+                    self.anchor.pools, self.gradient._draws, strict=True
+                )
+            ]
+        )
 
     def __call__(self, position, minibatch):
-        """Log-density and its gradient with respect to φ."""
-        logp, grad = self.gradient(self.to_theta(position), minibatch)
-        return logp, self._pull_back(grad)
-
-
-def preconditioner_factor(preconditioner, d: int) -> np.ndarray:
-    """Check M⁻¹ and return L with LLᵀ = M⁻¹: square roots of d entries, or Cholesky's factor.
-
-    Raises
-    ------
-    ValueError
-        If M⁻¹ has another shape than (d,) or (d, d) or isn't positive definite.
-    """
-    if np.asarray(preconditioner).dtype.kind not in "fiu":
-        raise ValueError(
-            f"preconditioner={preconditioner!r}: pass an array of shape ({d},) or ({d}, {d})."
+        """Log-density and gradient at ``position``."""
+        uniform, inputs = self.gradient._weights, self.gradient._inputs
+        centre, logp, grad, pools = self.anchor
+        weights = [
+            (pool.size / rows.size / counts[rows]).astype(weight.dtype, copy=False)
+            if noisy
+            else weight
+            for noisy, weight, rows, (pool, counts) in zip(
+                self.is_noisy, uniform[1:], minibatch, pools, strict=True
+            )
+        ]
+        return self.function(
+            position, centre, logp, grad, uniform[0], *weights, *minibatch, *inputs
         )
-    matrix = np.asarray(preconditioner, dtype=float)
-    if matrix.shape not in ((d,), (d, d)):
-        raise ValueError(
-            f"preconditioner has shape {matrix.shape}, but the step samples {d} unconstrained "
-            f"unknowns: pass an array of shape ({d},) or ({d}, {d})."
-        )
-    if matrix.ndim == 1:
-        if not (np.isfinite(matrix).all() and (matrix > 0).all()):
-            raise ValueError("preconditioner: all entries must be finite and above zero.")
-        return np.sqrt(matrix)
-    try:
-        if not np.allclose(matrix, matrix.T):
-            raise np.linalg.LinAlgError
-        return np.linalg.cholesky(matrix)
-    except np.linalg.LinAlgError:
-        raise ValueError(
-            "preconditioner: the matrix must be symmetric positive definite."
-        ) from None
 
 
 def _input_like(source, name):

@@ -64,10 +64,11 @@ class Group:
         """The variables that hold all rows of ``sources``."""
         return [full_data(source) for source in self.sources]
 
-    def log_likelihood(self, total_size):
-        """N/n Σ_batch log p(row | θ), N = ``total_size`` rows in all."""
-        n = self.batches[0].shape[0]
-        return floatX(total_size) / floatX(n) * _total(self.terms.values())
+    @property
+    def log_likelihood(self):
+        """Log-likelihood of each row of the batches, (n,)."""
+        by_row = [term.sum(axis=tuple(range(1, term.ndim))) for term in self.terms.values()]
+        return by_row[0] if len(by_row) == 1 else pt.add(*by_row)
 
 
 def minibatch_log_density(model, batch_size=None, initial_point=None) -> tuple:

@@ -16,8 +16,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pymc_sghmc import baoab
 from pymc_sghmc.faults import Fault, NonFinite
 from pymc_sghmc.step import StochasticGradientStep, is_number, whole_steps
+from pymc_sghmc.tuning import (
+    UNKNOWN_NOISE,
+    critical_friction,
+    inflation,
+    largest_learning_rate,
+    relaxation,
+    smallest_friction,
+)
 
 __all__ = ["SGHMC", "SGHMCState", "init", "update"]
 
@@ -57,6 +66,12 @@ def update(state, gradient, learning_rate, rng, *, friction, noise_estimate=0.0,
 class SGHMC(StochasticGradientStep):
     r"""Stochastic gradient Hamiltonian Monte Carlo.
 
+    With nothing but a ``batch_size``, `pm.sample` finds the settings: it climbs to the mode, takes
+    curvature and control variates there, and while tuning chooses the learning rate from the noise
+    that the gradient has, so that the bias of the variances stays below ``target_bias``. What it
+    chose is logged and is in the statistics. A given setting is never changed; with all of them
+    given the step is the paper's algorithm to the letter (eq. 15, ``integrator="euler"``):
+
     .. math::
         \theta \leftarrow \theta + v, \qquad
         v \leftarrow v - \eta \nabla \tilde U(\theta) - \alpha v + N(0, 2(\alpha - \hat\beta)\eta T)
@@ -65,28 +80,48 @@ class SGHMC(StochasticGradientStep):
     ----------
     vars : list, optional
         Unknowns to sample; default: all continuous ones of the model.
-    learning_rate : float or callable
-        η, in units of squared unconstrained unknowns (with a ``preconditioner``, η multiplies it
-        and has no unit), or a schedule ``t -> η_t`` from `pymc_sghmc.schedules`. Required. The
-        paper takes η between 0.01/N and 0.1/N (Appendix G). Algorithm 2's settings convert by
-        η = ε²M⁻¹, α = εM⁻¹C, β̂ = εM⁻¹B̂.
     batch_size : int or dict of {str: int}, optional
         Rows in a minibatch, drawn with replacement at every inner step. Likelihoods with different
         numbers of rows take a dict that names observed variables, data containers or dims. Default:
         the batches of ``pm.Minibatch``, or all data.
-    friction : float, default 0.1
-        α in (0, 1]; 1 − α is the momentum term of stochastic gradient descent. The paper uses 0.01
-        to 0.1; the larger takes up more gradient noise and forgets a bad start sooner. At α = 1
-        every step has fresh momentum: SGLD.
-    noise_estimate : None, float, array of shape (d,), "diag" or "full", default None
+    learning_rate : "auto", float or callable, default "auto"
+        η, in units of squared unconstrained unknowns (with a ``preconditioner``, η multiplies it
+        and has no unit), or a schedule ``t -> η_t`` from `pymc_sghmc.schedules`. "auto": the
+        largest up to 0.25 in units of the posterior's variances whose predicted bias is within
+        ``target_bias``. The paper takes η between 0.01/N and 0.1/N (Appendix G). Algorithm 2's
+        settings convert by η = ε²M⁻¹, α = εM⁻¹C, β̂ = εM⁻¹B̂.
+    friction : "auto" or float, default "auto"
+        α in (0, 1]; 1 − α is the momentum term of stochastic gradient descent. "auto": critical
+        for the slowest direction, 1 − exp(−2√(ηh)) at curvature h, and more where a given learning
+        rate needs it to keep ``target_bias``. The paper uses 0.01 to 0.1. At α = 1 every step has
+        fresh momentum.
+    noise_estimate : "auto", None, float, array of shape (d,), "diag" or "full", default "auto"
         β̂ = ½ηV̂, the share of the friction's noise that the gradient already brings. ``None`` is
         β̂ = 0: variances come out too large by about ηV/(2α) in the preconditioner's units. A number
-        or array is β̂ itself, at most α. "diag" and "full" estimate V from the empirical Fisher
-        information, once per draw, in the coordinates in which the preconditioner is 1; where β̂
-        exceeds α it is cut to α during tuning and an error afterwards. Exact at temperature 1.
-    preconditioner : array of shape (d,) or (d, d), optional
+        or array is β̂ itself, at most α. "auto" measures V while tuning, in the coordinates in which
+        the preconditioner is 1, and keeps it. "diag" and "full" go on measuring after tuning, by the
+        empirical Fisher information, once per draw; where β̂ exceeds α it is cut to α during tuning
+        and an error afterwards; exact at temperature 1.
+    gradient : {"auto", "plain", "control_variates"}, default "auto"
+        How minibatches estimate the gradient. "control_variates" adds the difference of the
+        minibatch's gradients here and at a centre to the gradient of all rows at the centre (Baker
+        et al. 2019), with rows drawn by their leverage: near the centre the noise is that of the
+        difference alone, whatever the number of rows. "auto" takes what mixes faster at the same
+        bias, chain by chain, by the noise measured.
+    preconditioner : "auto", None, "diag", "dense" or array of shape (d,) or (d, d), default "auto"
         M⁻¹, best near the posterior (co)variance of the raveled unconstrained unknowns, in the
-        order of ``model.value_vars``: then η = 0.1 is a long and 0.001 a cautious step. Default: 1.
+        order of ``model.value_vars``; ``None`` is 1. "dense" and "diag" take it from the curvature
+        at the centre. "auto": dense up to 1,000 unknowns, above that diagonal; and 1 with a given
+        learning rate, which then has the unknowns' unit.
+    integrator : {"baoab", "euler"}, default "baoab"
+        BAOAB has no bias on a Gaussian without gradient noise and allows steps several times as
+        long, at one gradient per step; "euler" is the paper's eq. 15.
+    target_bias : float, default 0.05
+        Relative bias of the variances that automatic settings may cost, by what is measured of the
+        gradient's noise: 0.05 is 2.5 % of a standard deviation.
+    centre : dict, optional
+        Point for control variates and curvature, such as ``pm.find_MAP()`` returns. Default: the
+        mode that the step finds, or the mean of the tuning draws where they leave the mode.
     n_steps : int, default 10
         Inner steps per draw, the paper's m: PyMC's own cost per draw is that of one to three small
         gradients, and ten steps make it small. Draws hold the last position.
@@ -116,6 +151,10 @@ class SGHMC(StochasticGradientStep):
     References
     ----------
     .. [1] Chen, Fox & Guestrin (2014), Stochastic gradient Hamiltonian Monte Carlo. ICML.
+    .. [2] Baker, Fearnhead, Fox & Nemeth (2019), Control variates for stochastic gradient MCMC.
+       Statistics and Computing 29.
+    .. [3] Leimkuhler & Matthews (2013), Rational construction of stochastic numerical methods for
+       molecular sampling. Applied Mathematics Research eXpress.
 
     Examples
     --------
@@ -125,10 +164,7 @@ class SGHMC(StochasticGradientStep):
     >>> with pm.Model():
     ...     mu = pm.Normal("mu", 0, 10)
     ...     _ = pm.Normal("y", mu, 1, observed=y)
-    ...     step = SGHMC(
-    ...         batch_size=100, learning_rate=0.02, friction=0.5, noise_estimate="diag",
-    ...         preconditioner=[1e-3],
-    ...     )
+    ...     step = SGHMC(batch_size=100)
     ...     idata = pm.sample(1000, tune=100, chains=2, step=step, random_seed=1, progressbar=False)
     >>> mu = idata.posterior["mu"]
     >>> bool(abs(mu.mean() - y.mean()) < 0.01), round(float(mu.std()), 2)
@@ -137,17 +173,20 @@ class SGHMC(StochasticGradientStep):
 
     name = "sghmc"
     init = staticmethod(init)
-    update = staticmethod(update)
 
     def __init__(
         self,
         vars=None,
         *,
-        learning_rate,
         batch_size=None,
-        friction=0.1,
-        noise_estimate=None,
-        preconditioner=None,
+        learning_rate="auto",
+        friction="auto",
+        noise_estimate="auto",
+        gradient="auto",
+        preconditioner="auto",
+        integrator="baoab",
+        target_bias=0.05,
+        centre=None,
         n_steps=10,
         resample_momentum_every=None,
         temperature=1.0,
@@ -157,24 +196,28 @@ class SGHMC(StochasticGradientStep):
         compile_kwargs=None,
         blocked=True,
     ):
-        if not (is_number(friction) and 0 < friction <= 1):
+        is_auto = isinstance(friction, str) and friction == "auto"
+        if not is_auto and not (is_number(friction) and 0 < friction <= 1):
             raise ValueError(
-                f"friction={friction!r}: must be a number in (0, 1]; 1 − friction is the momentum "
-                "term. Without friction gradient noise heats the chain without bound."
+                f'friction={friction!r}: must be "auto" or a number in (0, 1]; 1 − friction is the '
+                "momentum term. Without friction gradient noise heats the chain without bound."
             )
-        self.friction = float(friction)
-        self.estimated = isinstance(noise_estimate, str)
-        if self.estimated:
-            if noise_estimate not in ("diag", "full"):
-                raise ValueError(
-                    f"noise_estimate={noise_estimate!r}: pass None, a number, an array of shape (d,), "
-                    '"diag" or "full".'
-                )
-            self.beta_hat, self.full = None, noise_estimate == "full"
-        else:
-            self.beta_hat = _checked_noise(
-                0.0 if noise_estimate is None else noise_estimate, friction
+        if integrator not in ("euler", "baoab"):
+            raise ValueError(f'integrator={integrator!r}: must be "euler" (eq. 15) or "baoab".')
+        self.integrator = integrator
+        self.update = update if integrator == "euler" else baoab.update
+        self.friction = "auto" if is_auto else float(friction)
+        self.beta_hat, self.full = None, noise_estimate == "full"
+        self.estimated = isinstance(noise_estimate, str) and noise_estimate in ("diag", "full")
+        self.compensates = isinstance(noise_estimate, str) and noise_estimate == "auto"
+        if isinstance(noise_estimate, str) and not (self.estimated or self.compensates):
+            raise ValueError(
+                f"noise_estimate={noise_estimate!r}: pass None, a number, an array of shape (d,), "
+                '"auto", "diag" or "full".'
             )
+        if not isinstance(noise_estimate, str):
+            given = 0.0 if noise_estimate is None else noise_estimate
+            self.beta_hat = _checked_noise(given, 1.0 if is_auto else friction)
         if resample_momentum_every is not None:
             resample_momentum_every = whole_steps(
                 "resample_momentum_every", resample_momentum_every
@@ -198,6 +241,9 @@ class SGHMC(StochasticGradientStep):
             initial_point=initial_point,
             compile_kwargs=compile_kwargs,
             blocked=blocked,
+            gradient=gradient,
+            centre=centre,
+            target_bias=target_bias,
         )
         if np.ndim(self.beta_hat) == 1:
             if self.beta_hat.shape != (self.d,):
@@ -205,10 +251,11 @@ class SGHMC(StochasticGradientStep):
                     f"noise_estimate has shape {self.beta_hat.shape}, but the step samples {self.d} "
                     f"unconstrained unknowns: pass an array of shape ({self.d},)."
                 )
-            if np.ndim(self.factor) == 2:
+            kind = self.preconditioner
+            if kind != "diag" if isinstance(kind, str) else np.ndim(kind) == 2:
                 raise ValueError(
                     "noise_estimate: an array of d entries has no meaning with a dense "
-                    'preconditioner. Pass a number, "diag" or "full".'
+                    'preconditioner. Pass a number, "auto", "diag" or "full".'
                 )
             self.beta_hat = self.beta_hat.astype(self.gradient.dtype)
         if self.estimated and self.gradient.is_exact:
@@ -221,22 +268,48 @@ class SGHMC(StochasticGradientStep):
                 f"noise_estimate={noise_estimate!r}: needs at least 2 rows in a minibatch to "
                 "measure how they differ. Raise batch_size."
             )
-        self.hyperparameters = {"friction": self.friction, "noise_estimate": self.beta_hat}
         self.measured = noise_estimate is not None
+        self.prepare()
+
+    @property
+    def is_tuned(self):
+        """Whether some setting follows from measurements of this chain."""
+        noisy = not self.gradient.is_exact
+        return super().is_tuned or (noisy and (self.friction == "auto" or self.compensates))
+
+    def choose(self, tuning):
+        """Largest η and critical α, or the given ones, that keep the predicted bias in the budget."""
+        noise = float(tuning.noise.max()) / (self.temperature or 1.0)
+        # An estimate takes out most of the noise; what it misses is left in.
+        noise *= UNKNOWN_NOISE if self.estimated or self.compensates else 1.0
+        h, slow, budget = self.setup.stiffness, self.setup.slowness, self.target_bias
+        given = None if self.friction == "auto" else self.friction
+        eta = None if self.schedule is None else self.schedule(0)
+
+        def bias(eta, alpha):
+            return inflation(self.integrator, eta, alpha, noise, h)
+
+        if eta is None:
+            eta = largest_learning_rate(
+                lambda eta: bias(eta, given or critical_friction(eta, slow)),
+                budget,
+                tuning.limit / h,
+            )
+        alpha = given or smallest_friction(
+            lambda alpha: bias(eta, alpha), budget, critical_friction(eta, slow)
+        )
+        rate = relaxation(self.integrator, eta, alpha, slow)
+        return tuning._replace(learning_rate=eta, friction=alpha, bias=bias(eta, alpha), rate=rate)
 
     def begin_draw(self, position):
         """Average V̂ over the draws with weights growing as t³ (κ_t = 4/(t+3) of Ahn et al.)."""
         if not self.estimated:
             return
-        dense = np.ndim(self.factor) == 2
-        V = self.gradient.noise_covariance(position, self.rng, full=self.full or dense)
+        if self.factor is not None:
+            position = self.target.from_theta(position)
+        V = self.quiet.noise_covariance(position, self.rng, full=self.full)
         if not np.isfinite(V).all():
             raise NonFinite(position, V, np.nan)
-        if dense:
-            V = self.factor.T @ V @ self.factor
-            V = V if self.full else np.diag(V)
-        elif self.factor is not None:
-            V = V * (np.outer(self.factor, self.factor) if self.full else self.factor**2)
         old = V if self.noise_covariance is None else self.noise_covariance
         self.noise_covariance = old + (V - old) * 4 / (self.n_tuned + self.n_kept + 4)
         self.largest_noise = float(
@@ -246,10 +319,15 @@ class SGHMC(StochasticGradientStep):
         )
 
     def update_arguments(self, learning_rate):
-        """Friction and β̂ = ½ηV̂, with α ≥ β̂."""
+        """Friction and β̂, with α ≥ β̂."""
+        alpha, eta = self._friction, learning_rate
+        if self.compensates:
+            # β̂ = ½ηV̂/T: exact at every temperature
+            V = self.tuning.noise / (self.temperature or 1.0)
+            beta_hat = np.minimum(0.5 * eta * V, alpha)
+            return {"friction": alpha, "noise_estimate": beta_hat.astype(self.gradient.dtype)}
         if not self.estimated:
-            return self.hyperparameters
-        alpha, eta = self.friction, learning_rate
+            return {"friction": alpha, "noise_estimate": self.beta_hat}
         largest = 0.5 * eta * self.largest_noise
         beta_hat = 0.5 * eta * self.noise_covariance
         if largest > alpha and not self.tune:
@@ -265,13 +343,18 @@ class SGHMC(StochasticGradientStep):
             )
         return {"friction": alpha, "noise_estimate": beta_hat.astype(self.gradient.dtype)}
 
+    @property
+    def _friction(self):
+        return self.tuning.friction if self.friction == "auto" else self.friction
+
     def gradient_noise(self, learning_rate):
         """Largest β̂/α over the unknowns; NaN where nothing is known of the noise."""
         if not self.measured:
             return np.nan
         if self.estimated:
-            return 0.5 * learning_rate * self.largest_noise / self.friction
-        return float(np.max(self.beta_hat)) / self.friction
+            return 0.5 * learning_rate * self.largest_noise / self._friction
+        beta_hat = self.update_arguments(learning_rate)["noise_estimate"]
+        return float(np.max(beta_hat)) / self._friction
 
 
 def _checked_noise(noise_estimate, friction):

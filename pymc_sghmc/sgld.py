@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_sghmc.step import StochasticGradientStep
+from pymc_sghmc.tuning import inflation, largest_learning_rate, relaxation
 
 __all__ = ["SGLD", "SGLDState", "init", "update"]
 
@@ -45,21 +46,37 @@ class SGLD(StochasticGradientStep):
 
     .. math:: \theta \leftarrow \theta - \eta \nabla \tilde U(\theta) + N(0, 2 \eta T)
 
+    Finds its settings as `SGHMC` does. Its bias is of first order in η, so that it needs shorter
+    steps than SGHMC: several times as many inner steps for as many effective draws.
+
     Parameters
     ----------
     vars : list, optional
         Unknowns to sample; default: all continuous ones of the model.
-    learning_rate : float or callable
-        η, in units of squared unconstrained unknowns (with a ``preconditioner``, η multiplies it
-        and has no unit), or a schedule ``t -> η_t`` from `pymc_sghmc.schedules`. Required. Welling
-        & Teh's ε is 2η; blackjax's ``step_size`` is η, and so is ``dt`` of SGMCMCJax's ``sgld``.
     batch_size : int or dict of {str: int}, optional
         Rows in a minibatch, drawn with replacement at every inner step. Likelihoods with different
         numbers of rows take a dict that names observed variables, data containers or dims. Default:
         the batches of ``pm.Minibatch``, or all data.
-    preconditioner : array of shape (d,) or (d, d), optional
+    learning_rate : "auto", float or callable, default "auto"
+        η, in units of squared unconstrained unknowns (with a ``preconditioner``, η multiplies it
+        and has no unit), or a schedule ``t -> η_t`` from `pymc_sghmc.schedules`. "auto": the
+        largest up to 0.25 in units of the posterior's variances whose predicted bias is within
+        ``target_bias``. Welling & Teh's ε is 2η; blackjax's ``step_size`` is η, and so is ``dt`` of
+        SGMCMCJax's ``sgld``.
+    gradient : {"auto", "plain", "control_variates"}, default "auto"
+        How minibatches estimate the gradient: see `SGHMC`. "auto" takes what mixes faster at the
+        same bias, chain by chain, by the noise measured.
+    preconditioner : "auto", None, "diag", "dense" or array of shape (d,) or (d, d), default "auto"
         M⁻¹, best near the posterior (co)variance of the raveled unconstrained unknowns, in the
-        order of ``model.value_vars``: then η = 0.1 is a long and 0.01 a cautious step. Default: 1.
+        order of ``model.value_vars``; ``None`` is 1. "dense" and "diag" take it from the curvature
+        at the centre. "auto": dense up to 1,000 unknowns, above that diagonal; and 1 with a given
+        learning rate, which then has the unknowns' unit.
+    target_bias : float, default 0.05
+        Relative bias of the variances that automatic settings may cost: 0.05 is 2.5 % of a standard
+        deviation. SGLD uses all of it.
+    centre : dict, optional
+        Point for control variates and curvature, such as ``pm.find_MAP()`` returns. Default: the
+        mode that the step finds, or the mean of the tuning draws where they leave the mode.
     n_steps : int, default 10
         Inner steps per draw: PyMC's own cost per draw is that of one to three small gradients, and
         ten steps make it small. Draws hold the last position.
@@ -94,7 +111,7 @@ class SGLD(StochasticGradientStep):
     >>> with pm.Model():
     ...     mu = pm.Normal("mu", 0, 10)
     ...     _ = pm.Normal("y", mu, 1, observed=y)
-    ...     step = SGLD(batch_size=100, learning_rate=0.01, preconditioner=[1e-3])
+    ...     step = SGLD(batch_size=100)
     ...     idata = pm.sample(2000, tune=100, chains=2, step=step, random_seed=1, progressbar=False)
     >>> mu = idata.posterior["mu"]
     >>> bool(abs(mu.mean() - y.mean()) < 0.01), round(float(mu.std()), 2)
@@ -109,9 +126,12 @@ class SGLD(StochasticGradientStep):
         self,
         vars=None,
         *,
-        learning_rate,
         batch_size=None,
-        preconditioner=None,
+        learning_rate="auto",
+        gradient="auto",
+        preconditioner="auto",
+        target_bias=0.05,
+        centre=None,
         n_steps=10,
         temperature=1.0,
         model=None,
@@ -132,4 +152,23 @@ class SGLD(StochasticGradientStep):
             initial_point=initial_point,
             compile_kwargs=compile_kwargs,
             blocked=blocked,
+            gradient=gradient,
+            centre=centre,
+            target_bias=target_bias,
         )
+        self.prepare()
+
+    def choose(self, tuning):
+        """Largest η, or the given one, and the bias to expect."""
+        noise = float(tuning.noise.max()) / (self.temperature or 1.0)
+        h, slow = self.setup.stiffness, self.setup.slowness
+
+        def bias(eta):
+            return inflation("sgld", eta, None, noise, h)
+
+        if self.schedule is None:
+            eta = largest_learning_rate(bias, self.target_bias, tuning.limit / h)
+        else:
+            eta = self.schedule(0)
+        rate = relaxation("sgld", eta, None, slow)
+        return tuning._replace(learning_rate=eta, bias=bias(eta), rate=rate)

@@ -20,18 +20,16 @@ from pymc.step_methods.compound import Competence, StepMethodState
 from pymc.step_methods.state import dataclass_state
 from pymc.util import get_random_generator, get_value_vars_from_user_vars
 
+from pymc_sghmc.automatic import AutomaticSettings
 from pymc_sghmc.compat import ChainSetup, add_end_of_run_check
 from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.faults import Fault, NonFinite, SamplingStopped
-from pymc_sghmc.gradients import (
-    MinibatchGradient,
-    PreconditionedGradient,
-    preconditioner_factor,
-)
+from pymc_sghmc.gradients import ControlVariates, MinibatchGradient
+from pymc_sghmc.preconditioners import preconditioner_factor
 from pymc_sghmc.progress import make_progressbar_update_functions, progressbar_config
 from pymc_sghmc.rows import minibatch_outputs
 from pymc_sghmc.schedules import constant
-from pymc_sghmc.thermometer import Thermometer
+from pymc_sghmc.setup import unconstrained_point
 
 __all__ = ["StochasticGradientStep", "is_number", "whole_steps"]
 
@@ -47,10 +45,12 @@ class StochasticGradientState(StepMethodState):
     n_kept: int
     centre: Any
     noise_covariance: Any
+    setup_from: Any
+    tuning: Any
     fault: Any
 
 
-class StochasticGradientStep(ChainSetup):
+class StochasticGradientStep(AutomaticSettings, ChainSetup):
     """A step method made of a sampler's ``init`` and ``update``.
 
     Subclasses hold a signature, its checks and its documentation, and set ``init`` and ``update``.
@@ -60,8 +60,14 @@ class StochasticGradientStep(ChainSetup):
     vars, batch_size, n_steps, temperature, preconditioner, model, rng, initial_point, \
     compile_kwargs, blocked
         As documented by the samplers.
-    learning_rate : float or callable
+    learning_rate : "auto", float or callable
         η, or a schedule ``t -> η_t``.
+    gradient : {"auto", "plain", "control_variates"}
+        How minibatches estimate the gradient.
+    centre : dict, optional
+        A point to use instead of the mode that the step finds.
+    target_bias : float
+        Bias of the variances that automatic settings may cost.
     restart_every : int, optional
         Inner steps after which ``init`` is called anew at the present position.
     """
@@ -75,6 +81,8 @@ class StochasticGradientStep(ChainSetup):
         "target_temperature": (np.float64, []),
         "gradient_norm": (np.float64, []),
         "gradient_noise": (np.float64, []),
+        "friction": (np.float64, []),
+        "control_variates": (bool, []),
         "minibatch_logp": (np.float64, []),
         "diverging": (bool, []),
         "divergences": (int, []),  # the dtype that NUTS gives it: both may be in one model
@@ -98,6 +106,9 @@ class StochasticGradientStep(ChainSetup):
         initial_point,
         compile_kwargs,
         blocked,
+        gradient,
+        centre,
+        target_bias,
         restart_every=None,
     ):
         model = modelcontext(model)
@@ -109,7 +120,18 @@ class StochasticGradientStep(ChainSetup):
                 "0 for optimisation."
             )
         self.temperature = float(temperature)
-        self.schedule = _as_schedule(learning_rate)
+        if not (is_number(target_bias) and 0 < target_bias < 1):
+            raise ValueError(
+                f"target_bias={target_bias!r}: must be a number between 0 and 1, the relative bias "
+                "of the variances that automatic settings may cost."
+            )
+        self.target_bias = float(target_bias)
+        is_auto = isinstance(learning_rate, str) and learning_rate == "auto"
+        self.schedule = None if is_auto else _as_schedule(learning_rate)
+        if gradient not in ("auto", "plain", "control_variates"):
+            raise ValueError(
+                f'gradient={gradient!r}: must be "auto", "plain" or "control_variates".'
+            )
 
         self.vars = _continuous_variables(vars, model, type(self).__name__)
         self.var_names = tuple(var.name for var in self.vars)
@@ -119,13 +141,24 @@ class StochasticGradientStep(ChainSetup):
         self.shapes = [np.shape(point[name]) for name in self.var_names]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.d = sum(self.sizes)
+        self.preconditioner = _checked_preconditioner(preconditioner, self.d, self.schedule)
         self.factor = None
-        if preconditioner is not None:
-            self.factor = preconditioner_factor(preconditioner, self.d)
+        if isinstance(self.preconditioner, np.ndarray):
+            self.factor = preconditioner_factor(self.preconditioner, self.d)
 
         self.gradient = MinibatchGradient(
             model, self.vars, batch_size, point, compile_kwargs=compile_kwargs
         )
+        self.gradient_kind = gradient
+        if gradient == "control_variates" and self.gradient.is_exact:
+            raise ValueError(
+                'gradient="control_variates": the gradient uses all data and has no noise. Pass a '
+                'batch_size, or gradient="auto".'
+            )
+        self.control_variates = None
+        if gradient != "plain" and not self.gradient.is_exact:
+            if gradient == "control_variates" or not self.gradient.likelihood_needs_others:
+                self.control_variates = ControlVariates(self.gradient)
         if blocked and self.gradient.given_types and minibatch_outputs([model.logp()]):
             others = ", ".join(name for name, _ in self.gradient.given_types)
             warnings.warn(
@@ -136,14 +169,15 @@ class StochasticGradientStep(ChainSetup):
                 UserWarning,
                 stacklevel=3,
             )
-        self.meter = Thermometer(self.gradient)
-        self.target = self.meter
         if self.factor is not None:
             self.factor = self.factor.astype(self.gradient.dtype)
-            self.target = PreconditionedGradient(self.meter, self.factor)
+        self.given_centre = None
+        if centre is not None:
+            self.given_centre = self._ravel(unconstrained_point(model, centre))
         self.begin_chain(get_random_generator(rng))
         # Compile for the types that will come, here and not in each worker.
         self.gradient(self._ravel(point), self.gradient.draw_minibatch(np.random.default_rng(0)))
+        self.initial = self._ravel(point)
         add_end_of_run_check(temperature_warnings)
 
     def begin_chain(self, rng):
@@ -151,12 +185,17 @@ class StochasticGradientStep(ChainSetup):
         self.rng = rng
         self.tune = True
         self.state = self.centre = self.noise_covariance = self.fault = None
+        self.setup_from = self.tuning = None
+        self.is_ready = False
         self.n_updates = self.n_tuned = self.n_kept = 0
         self.gradient.load_data()
+        self._use(self.gradient)
 
     def stop_tuning(self):
-        """End of tuning: the centre of the thermometer stays where it is."""
+        """End of tuning: settings, and the centre of the thermometer, stay as they are."""
         self.tune = False
+        if self.tuning is not None:
+            self.tuning = self.choose(self.tuning)
 
     def begin_draw(self, position):
         """Estimate what ``update`` needs once per draw; samplers may override it."""
@@ -171,17 +210,19 @@ class StochasticGradientStep(ChainSetup):
             raise SamplingStopped(self.fault)
         position = self.start = self._ravel(point)
         self.gradient.condition_on(point)
-        if self.centre is None:
-            self.centre = position.astype(float)
+        try:
+            position = self._begin_draw(position)
+        except NonFinite as error:
+            return self._stop(point, self._explain(error, math.nan), math.nan)
         self.meter.begin_draw(self.centre)
         weight, kinetic, eta = 0.0, 0.0, math.nan
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-                eta = self.schedule(self.n_updates)
+                eta = self._rate()
                 self.begin_draw(position)
                 state = self._state_at(position, eta)
                 for _ in range(self.n_steps):
-                    eta = self.schedule(self.n_updates)
+                    eta = self._rate()
                     if self.restart_every and self.n_updates % self.restart_every == 0:
                         state = self.init(state.position, eta, self.rng, self.temperature)
                     state, info = self.update(
@@ -202,17 +243,21 @@ class StochasticGradientStep(ChainSetup):
                 if not np.isfinite(position).all():
                     raise NonFinite(position, position, info["minibatch_logp"])
         except NonFinite as error:
+            if self._can_slow_down():
+                return self._unravel(self._jump(), point), [self._stats_of_fault(eta)]
             return self._stop(point, self._explain(error, eta), eta)
         except Fault as error:
             return self._stop(point, str(error), eta)
-        self.state = state
+        self.state, meter = state, self.meter
         if self.tune:
             # Mean of the tuning draws with weights growing as t³: it forgets the way from the start.
             self.n_tuned += 1
             self.centre = self.centre + (position - self.centre) * (4 / (self.n_tuned + 3))
+            if self.tuning is not None and self.is_tuned:
+                self._measure(state.position, meter.virial / (self.n_steps * self.d))
         else:
             self.n_kept += 1
-        m, meter = self.n_steps, self.meter
+        m = self.n_steps
         stats = {
             "learning_rate": eta,
             "draw_weight": weight,
@@ -221,12 +266,18 @@ class StochasticGradientStep(ChainSetup):
             "target_temperature": self.temperature,
             "gradient_norm": math.sqrt(meter.square_norm / m),
             "gradient_noise": self.gradient_noise(eta),
+            "friction": self.update_arguments(eta).get("friction", math.nan),
+            "control_variates": self.uses_control_variates,
             "minibatch_logp": float(info["minibatch_logp"]),
             "diverging": False,
             "divergences": 0,
             "warning": None,
         }
         return self._unravel(position, point), [stats]
+
+    def _rate(self):
+        """η of the next inner step."""
+        return self.tuning.learning_rate if self.schedule is None else self.schedule(self.n_updates)
 
     def gradient_noise(self, learning_rate) -> float:
         """β̂/α where the sampler has an estimate, else NaN."""
@@ -262,16 +313,19 @@ class StochasticGradientStep(ChainSetup):
             "short or left out. A draw marked in sample_stats.diverging repeats the one before it."
         )
         warning = SamplerWarning(WarningType.DIVERGENCE, self.fault, "error", self.n_updates)
+        return dict(point), [self._stats_of_fault(eta, warning)]
+
+    def _stats_of_fault(self, eta, warning=None):
         stats = dict.fromkeys(self.stats_dtypes_shapes, math.nan)
-        stats.update(
-            learning_rate=eta,
-            draw_weight=0.0,
-            target_temperature=self.temperature,
-            diverging=True,
-            divergences=1,
-            warning=warning,
-        )
-        return dict(point), [stats]
+        return stats | {
+            "learning_rate": eta,
+            "draw_weight": 0.0,
+            "target_temperature": self.temperature,
+            "control_variates": self.uses_control_variates,
+            "diverging": True,
+            "divergences": 1,
+            "warning": warning,
+        }
 
     def _explain(self, error, eta) -> str:
         t = self.n_updates
@@ -287,7 +341,7 @@ class StochasticGradientStep(ChainSetup):
         others = f", or look at the steps that sample {given}" if given else ""
         if error.minibatch is not None and self.gradient.has_missing_values(error.minibatch):
             return f"{where}: these rows of the data have missing values. Drop them"
-        if self.state is None and not self._is_finite_at_start():
+        if self.state is None and not self._is_finite_at(self.start):
             return (
                 f"{where} at the starting point. Check the model with model.debug(), or pass other "
                 f"initvals to pm.sample{others}"
@@ -297,11 +351,11 @@ class StochasticGradientStep(ChainSetup):
             f"learning_rate={eta:.3g}. Try learning_rate={eta / 10:.2g}{others}"
         )
 
-    def _is_finite_at_start(self) -> bool:
-        """Whether density and gradient are finite where the draw began, on some rows."""
+    def _is_finite_at(self, position) -> bool:
+        """Whether density and gradient are finite here, on some rows."""
         minibatch = self.gradient.draw_minibatch(np.random.default_rng(0))
         with np.errstate(all="ignore"):
-            logp, grad = self.gradient(self.start, minibatch)
+            logp, grad = self.gradient(position, minibatch)
         return bool(np.isfinite(logp) and np.isfinite(grad).all())
 
     def _name_of(self, index) -> str:
@@ -347,12 +401,27 @@ def _continuous_variables(vars, model, sampler) -> list:
     return [var for var in model.value_vars if var in set(chosen)]
 
 
+def _checked_preconditioner(preconditioner, d, schedule):
+    """ "diag", "dense", None or an array; "auto" is 1 with a given learning rate, which has a unit."""
+    if isinstance(preconditioner, str):
+        if preconditioner not in ("auto", "diag", "dense"):
+            raise ValueError(
+                f'preconditioner={preconditioner!r}: pass "auto", None, "diag", "dense" or an array '
+                f"of shape ({d},) or ({d}, {d})."
+            )
+        return None if preconditioner == "auto" and schedule is not None else preconditioner
+    if preconditioner is not None:
+        preconditioner_factor(preconditioner, d)
+        preconditioner = np.asarray(preconditioner, dtype=float)
+    return preconditioner
+
+
 def _as_schedule(learning_rate):
     if callable(learning_rate):
         return partial(_rate, learning_rate)
     if not is_number(learning_rate):
         raise ValueError(
-            f"learning_rate={learning_rate!r}: pass a number above zero or a schedule t -> η_t from "
+            f'learning_rate={learning_rate!r}: pass "auto", a number above zero or a schedule t -> η_t from '
             "pymc_sghmc.schedules. About 0.01 times the smallest posterior variance is a "
             "cautious start."
         )

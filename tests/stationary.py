@@ -9,7 +9,7 @@ import numpy as np
 
 from scipy.linalg import block_diag, solve_discrete_lyapunov
 
-from pymc_sghmc.gradients import PreconditionedGradient
+from pymc_sghmc.preconditioners import PreconditionedGradient
 from pymc_sghmc.thermometer import Thermometer
 
 
@@ -46,6 +46,8 @@ class NoisyLinear:
     def __call__(self, position, minibatch):
         return -0.5 * position @ self.H @ position, -self.H @ position - minibatch
 
+    is_exact = likelihood_needs_others = False
+
     def condition_on(self, point):
         pass
 
@@ -57,12 +59,30 @@ class NoisyLinear:
         return V if full else np.diag(V)
 
 
+class NoisePulledBack:
+    """Covariance of a gradient's noise in the coordinates of a preconditioner."""
+
+    def __init__(self, gradient, factor):
+        self.gradient = gradient
+        self.L = np.eye(gradient.d) if factor is None else factor
+        self.L = np.diag(self.L) if self.L.ndim == 1 else self.L
+
+    def noise_covariance(self, position, rng, full=False):
+        V = self.L.T @ self.gradient.noise_covariance(position, rng, full=True) @ self.L
+        return V if full else np.diag(V)
+
+
 def with_gradient(step, gradient):
     """Put another gradient in the place of the step's own."""
-    step.gradient = gradient
-    step.meter = step.target = Thermometer(gradient)
-    if step.factor is not None:
-        step.target = PreconditionedGradient(step.meter, step.factor)
+
+    def use(_):
+        step.meter = step.target = Thermometer(gradient)
+        step.quiet = NoisePulledBack(gradient, step.factor)
+        if step.factor is not None:
+            step.target = PreconditionedGradient(step.meter, step.factor)
+
+    step.gradient, step._use = gradient, use
+    use(gradient)
     return step
 
 
@@ -122,4 +142,27 @@ def sgld_map(H, V, *, eta, T=1.0, P=None, n_steps=1):
     A_draw, Q_draw = np.eye(d), np.zeros((d, d))
     for _ in range(n_steps):
         A_draw, Q_draw = A @ A_draw, A @ Q_draw @ A.T + Q
+    return A_draw, Q_draw
+
+
+def baoab_map(H, V, *, eta, alpha, beta_hat=0.0, T=1.0, P=None, n_steps=1, redraw=None):
+    """Half a drift, Ornstein-Uhlenbeck, half a drift, kick, as a product of their matrices."""
+    d = len(H)
+    P = np.eye(d) if P is None else P
+    beta_hat = np.asarray(beta_hat)
+    beta_hat = beta_hat if beta_hat.ndim == 2 else np.diag(np.broadcast_to(beta_hat, d))
+    zero, one = np.zeros((d, d)), np.eye(d)
+    drift = np.block([[one, one / 2], [zero, one]])
+    friction = block_diag(one, (1 - alpha) * one)
+    kick = np.block([[one, zero], [-eta * P @ H, one]])
+    injected = alpha * (2 - alpha) * one - (2 - alpha) ** 2 / 2 * beta_hat
+    noise = block_diag(zero, eta * T * injected @ P)
+    gradient_noise = block_diag(zero, eta**2 * P @ V @ P)
+    A_draw, Q_draw = np.eye(2 * d), np.zeros((2 * d, 2 * d))
+    R, RQ = block_diag(one, zero), block_diag(zero, eta * T * P)
+    for t in range(n_steps):
+        if redraw and t % redraw == 0:
+            A_draw, Q_draw = R @ A_draw, R @ Q_draw @ R.T + RQ
+        for A, Q in ((drift, 0), (friction, noise), (drift, 0), (kick, gradient_noise)):
+            A_draw, Q_draw = A @ A_draw, A @ Q_draw @ A.T + Q
     return A_draw, Q_draw

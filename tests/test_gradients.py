@@ -8,11 +8,8 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from pymc_sghmc.gradients import (
-    MinibatchGradient,
-    PreconditionedGradient,
-    preconditioner_factor,
-)
+from pymc_sghmc.gradients import MinibatchGradient
+from pymc_sghmc.preconditioners import PreconditionedGradient, preconditioner_factor
 
 FAST = {"mode": "FAST_COMPILE"}
 N, D = 9, 2

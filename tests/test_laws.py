@@ -6,7 +6,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from samplers import SAMPLERS
+from samplers import SAMPLERS, PaperSGHMC, PaperSGLD
 from stationary import (
     NoisyLinear,
     Script,
@@ -76,7 +76,7 @@ def test_sghmc_law_is_exact_for_every_friction_noise_estimate_and_redraw(
 ):
     P = PRECONDITIONERS[preconditioner]
     settings = {"eta": 0.03, "T": 0.7, "n_steps": 6}
-    step = SGHMC(
+    step = PaperSGHMC(
         learning_rate=0.03,
         temperature=0.7,
         n_steps=6,
@@ -97,7 +97,7 @@ def test_sghmc_law_is_exact_for_every_friction_noise_estimate_and_redraw(
 def test_full_noise_estimate_takes_the_gradient_noise_out(flat, preconditioner):
     # β̂ = ½ηV in full: the law is that of the exact gradient, whatever the coordinates.
     P = PRECONDITIONERS[preconditioner]
-    step = SGHMC(
+    step = PaperSGHMC(
         learning_rate=0.05, friction=0.4, preconditioner=P, model=flat, compile_kwargs=FAST
     )
     step.estimated, step.full = True, True  # V̂ = V from NoisyLinear, no draw
@@ -110,7 +110,7 @@ def test_full_noise_estimate_takes_the_gradient_noise_out(flat, preconditioner):
 @pytest.mark.parametrize("preconditioner", ["none", "diag"])
 def test_diagonal_noise_estimate_takes_uncorrelated_noise_out(flat, preconditioner):
     P = PRECONDITIONERS[preconditioner]
-    step = SGHMC(
+    step = PaperSGHMC(
         learning_rate=0.05, friction=0.4, preconditioner=P, model=flat, compile_kwargs=FAST
     )
     step.estimated, step.full = True, False
@@ -156,7 +156,9 @@ def test_bias_of_sghmc_is_of_order_two_in_epsilon(flat):
     # (gradient at the old θ) only as ε.
     biases = [
         probe(
-            SGHMC(learning_rate=e**2, friction=1.2 * e, n_steps=1, model=flat, compile_kwargs=FAST),
+            PaperSGHMC(
+                learning_rate=e**2, friction=1.2 * e, n_steps=1, model=flat, compile_kwargs=FAST
+            ),
             H,
             0 * V,
         )[:3, :3]
@@ -171,7 +173,9 @@ def test_bias_of_sghmc_is_of_order_two_in_epsilon(flat):
 def test_bias_of_sgld_is_of_order_one_in_the_learning_rate(flat):
     sizes = [
         np.abs(
-            probe(SGLD(learning_rate=eta, n_steps=1, model=flat, compile_kwargs=FAST), H, 0 * V)
+            probe(
+                PaperSGLD(learning_rate=eta, n_steps=1, model=flat, compile_kwargs=FAST), H, 0 * V
+            )
             - np.linalg.inv(H)
         ).max()
         for eta in (0.02, 0.01, 0.005)

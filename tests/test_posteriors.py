@@ -1,12 +1,14 @@
 """SGHMC and SGLD against reference posteriors of real data, through ``pm.sample``, four chains.
 
-Plain minibatch gradients with learning rates set by hand. Their noise heats the chain, by ηN/(2nα)
-for SGHMC and ηN/(2n) for SGLD where the preconditioner is the inverse of the empirical Fisher
-information J: the noise has covariance (N/n) J and so heats all directions alike, and the draws
-have T times the posterior's covariance P. The configurational temperature reported has to be that
-T: it estimates tr(P⁻¹Σ)/d, Σ being the draws' covariance (virial theorem), which for Σ = TP equals
-the mean over the unknowns of the ratios of variances. The mean ratio is checked everywhere, as it
-needs the reference's sds alone, and the trace where the reference has a covariance.
+The papers' algorithms to the letter, every setting by hand: eq. 15 and eq. 12 with plain minibatch
+gradients and no noise estimate (test_automatic.py has the settings that are found). Their noise
+heats the chain, by ηN/(2nα) for SGHMC and ηN/(2n) for SGLD where the preconditioner is the inverse
+of the empirical Fisher information J: the noise has covariance (N/n) J and so heats all directions
+alike, and the draws have T times the posterior's covariance P. The configurational temperature
+reported has to be that T: it estimates tr(P⁻¹Σ)/d, Σ being the draws' covariance (virial theorem),
+which for Σ = TP equals the mean over the unknowns of the ratios of variances. The mean ratio is
+checked everywhere, as it needs the reference's sds alone, and the trace where the reference has a
+covariance.
 """
 
 import logging
@@ -19,7 +21,8 @@ import pymc as pm
 import pytest
 import references
 
-from pymc_sghmc import SGHMC, SGLD
+from samplers import PaperSGHMC, PaperSGLD
+
 from pymc_sghmc.diagnostics import configurational_temperature
 
 # Ratio of variances and temperature come from the same draws, so their fluctuations are partly
@@ -191,7 +194,7 @@ def slow_run(data, name, sampler, settings, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SGHMC_SETTINGS)
 def test_sghmc_samples_the_reference_posterior(data, name):
-    report = slow_run(data, name, SGHMC, SGHMC_SETTINGS, seed=1)
+    report = slow_run(data, name, PaperSGHMC, SGHMC_SETTINGS, seed=1)
     print(f"\nSGHMC, {name}: {report}")
     assert not discrepancies(report), report
 
@@ -199,7 +202,7 @@ def test_sghmc_samples_the_reference_posterior(data, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SGLD_SETTINGS)
 def test_sgld_samples_the_reference_posterior(data, name):
-    report = slow_run(data, name, SGLD, SGLD_SETTINGS, seed=1)
+    report = slow_run(data, name, PaperSGLD, SGLD_SETTINGS, seed=1)
     print(f"\nSGLD, {name}: {report}")
     assert not discrepancies(report), report
 
@@ -209,7 +212,7 @@ QUICK = dict(batch_size=1000, learning_rate=0.015, friction=0.25, n_steps=10, co
 
 def test_sghmc_samples_the_wells_posterior(data):
     reference = references.wells(data)
-    report = measure(sample(reference, SGHMC, 1, draws=5000, **QUICK), reference)
+    report = measure(sample(reference, PaperSGHMC, 1, draws=5000, **QUICK), reference)
     print(f"\nSGHMC, wells: {report}")
     assert not discrepancies(report), report
 
@@ -218,7 +221,7 @@ def test_check_fails_with_half_of_the_data(data):
     reference = references.wells(data)
     X, y = references.wells_data(data)
     model = references.logistic_model(X[::2], y[::2])
-    report = measure(sample(reference, SGHMC, 1, draws=1000, model=model, **QUICK), reference)
+    report = measure(sample(reference, PaperSGHMC, 1, draws=1000, model=model, **QUICK), reference)
     assert "variance" in discrepancies(report), report
 
 
@@ -226,7 +229,7 @@ def test_check_fails_with_a_shifted_prior(data):
     reference = references.wells(data)
     prior = np.array([0.1, 0, 0]), np.array([0.1, 100, 100])
     model = references.logistic_model(*references.wells_data(data), prior)
-    report = measure(sample(reference, SGHMC, 1, draws=1000, model=model, **QUICK), reference)
+    report = measure(sample(reference, PaperSGHMC, 1, draws=1000, model=model, **QUICK), reference)
     assert "mean" in discrepancies(report), report
 
 
@@ -234,7 +237,7 @@ def test_temperature_is_true_at_a_large_learning_rate(data, caplog):
     reference = references.wells(data)
     settings = dict(batch_size=600, learning_rate=0.072, friction=0.4, n_steps=5, cores=2)
     with caplog.at_level(logging.WARNING, logger="pymc.stats.convergence"):
-        idata = sample(reference, SGHMC, 1, draws=5000, **settings)
+        idata = sample(reference, PaperSGHMC, 1, draws=5000, **settings)
     report = measure(idata, reference)
     print(f"\nSGHMC, wells, large learning rate: {report}")
     assert not discrepancies(report), report

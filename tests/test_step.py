@@ -11,7 +11,7 @@ import pytest
 
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
-from samplers import SAMPLERS
+from samplers import SAMPLERS, PaperSGHMC, PaperSGLD
 from targets import GaussianMean, linear_regression
 
 from pymc_sghmc import SGHMC, SGLD, schedules
@@ -26,7 +26,7 @@ def model():
 
 def build(sampler, model, **settings):
     settings = {"learning_rate": 1e-4, "batch_size": 10, "n_steps": 3, **settings}
-    return sampler.cls(model=model, compile_kwargs=FAST, **sampler.settings, **settings)
+    return sampler.cls(model=model, compile_kwargs=FAST, **{**sampler.settings, **settings})
 
 
 def positions(step, point, n):
@@ -153,7 +153,7 @@ def test_schedule_is_what_update_gets():
     assert all(a > b > 0 for a, b in itertools.pairwise(rates[:4]))
     with pm.Model() as model:
         pm.Potential("flat", 0.0 * pm.Flat("x") ** 2)
-    step = SGLD(learning_rate=eta, n_steps=1, model=model, compile_kwargs=FAST)
+    step = PaperSGLD(learning_rate=eta, n_steps=1, model=model, compile_kwargs=FAST)
     step.begin_chain(np.random.default_rng(5))
     noise, x = np.random.default_rng(5), 0.0
     for t in range(8):
@@ -189,7 +189,7 @@ def test_noise_estimate_in_diag_needs_no_matrix(model):
 
 
 def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(model):
-    step = SGHMC(
+    step = PaperSGHMC(
         learning_rate=1e-3, batch_size=5, noise_estimate="diag", friction=0.01, n_steps=1,
         model=model, compile_kwargs=FAST,
     )  # fmt: skip
@@ -208,13 +208,17 @@ def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(mo
         ({"learning_rate": 0.0}, r"learning_rate=0\.0: must be finite and above zero"),
         ({"learning_rate": -1}, "learning_rate=-1: must be finite and above zero"),
         ({"learning_rate": np.nan}, "learning_rate=nan: must be finite"),
-        ({"learning_rate": "auto"}, "learning_rate='auto': pass a number"),
-        ({"learning_rate": [1e-3]}, "learning_rate=.*pass a number"),
+        ({"learning_rate": "fast"}, "learning_rate='fast': pass \"auto\", a number"),
+        ({"learning_rate": [1e-3]}, 'learning_rate=.*pass "auto", a number'),
         ({"n_steps": 0}, "n_steps=0: must be a whole number"),
         ({"n_steps": 2.5}, "n_steps=2.5: must be a whole number"),
         ({"temperature": -1.0}, "temperature=-1.0: must be a finite number"),
         ({"temperature": None}, "temperature=None: must be"),
-        ({"preconditioner": "diag"}, r"preconditioner='diag': pass an array of shape \(3,\)"),
+        ({"preconditioner": "full"}, r"preconditioner='full': pass \"auto\".* of shape \(3,\)"),
+        ({"gradient": "full"}, 'gradient=\'full\': must be "auto", "plain" or'),
+        ({"target_bias": 0}, "target_bias=0: must be a number between 0 and 1"),
+        ({"gradient": "control_variates", "batch_size": 60}, "uses all data and has no noise"),
+        ({"learning_rate": "auto", "batch_size": 1}, "batch_size=1: automatic settings need"),
         ({"preconditioner": np.ones(2)}, r"preconditioner has shape \(2,\).*shape \(3,\)"),
         ({"preconditioner": [1.0, -1.0, 1.0]}, "preconditioner: all entries must be finite"),
         ({"preconditioner": np.full((3, 3), 1.0)}, "preconditioner: the matrix must be symmetric"),
@@ -231,10 +235,11 @@ def test_bad_argument_is_refused_by_name(model, sampler, settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"friction": 0.0}, r"friction=0\.0: must be a number in \(0, 1\]"),
-        ({"friction": True}, "friction=True: must be a number"),
-        ({"friction": 1.5}, "friction=1.5: must be a number"),
-        ({"friction": "auto"}, "friction='auto': must be a number"),
+        ({"friction": 0.0}, r"friction=0\.0: must be \"auto\" or a number in \(0, 1\]"),
+        ({"friction": True}, 'friction=True: must be "auto" or a number'),
+        ({"friction": 1.5}, 'friction=1.5: must be "auto" or a number'),
+        ({"friction": "high"}, "friction='high': must be \"auto\" or a number"),
+        ({"integrator": "leapfrog"}, "integrator='leapfrog': must be \"euler\""),
         (
             {"noise_estimate": 0.2, "friction": 0.1},
             "β̂ = 0.2 exceeds friction = 0.1.*Raise friction",
@@ -255,12 +260,7 @@ def test_bad_argument_is_refused_by_name(model, sampler, settings, message):
 def test_bad_argument_of_sghmc_is_refused_by_name(model, settings, message):
     settings = {"learning_rate": 1e-4, "batch_size": 10, **settings}
     with pytest.raises(ValueError, match=message):
-        SGHMC(model=model, compile_kwargs=FAST, **settings)
-
-
-def test_learning_rate_is_required(model):
-    with pytest.raises(TypeError, match="learning_rate"):
-        SGHMC(batch_size=10, model=model)
+        PaperSGHMC(model=model, compile_kwargs=FAST, **settings)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
@@ -389,7 +389,7 @@ def test_bad_value_of_a_schedule_is_refused_in_words(model, value):
 def test_numbers_of_numpy_and_partial_points_are_taken(model):
     for friction in (np.float32(0.1), np.array(0.1), 1):
         assert build(SAMPLERS[1], model).d == 3
-        step = SGHMC(
+        step = PaperSGHMC(
             learning_rate=np.float32(1e-4), batch_size=np.int64(10), n_steps=np.int64(2),
             friction=friction, initial_point={"beta": [1.0, 2.0]}, model=model,
             compile_kwargs={"mode": "FAST_COMPILE", "on_unused_input": "ignore"},

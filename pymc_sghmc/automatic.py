@@ -1,0 +1,221 @@
+"""Settings that a step finds itself: before the first draw, and from its tuning draws.
+
+What a chain does, in order: centre, coordinates and noise from the starting point (`setup`, shared
+by all chains from there), a start near the centre, settings from the bias budget (`choose`, which
+each sampler writes down), and while tuning, after 8, 16, 32, … draws, all of this again from what
+the chain has measured. Contains no formula of a sampler.
+"""
+
+import logging
+import time
+
+import numpy as np
+
+from scipy.linalg import solve_triangular
+
+from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.preconditioners import PreconditionedGradient
+from pymc_sghmc.setup import near, same_inputs, set_up
+from pymc_sghmc.thermometer import Thermometer
+from pymc_sghmc.tuning import ChainTuning, score
+
+__all__ = ["AutomaticSettings"]
+
+FAR = 1.5  # sds in some direction by which the mean of the draws may leave the centre
+FEW_DRAWS = 50  # of tuning, too few to measure by
+MAX_DIVERGENCES = 10  # while tuning, each with a quarter of the learning rate before it
+
+_log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
+
+
+class AutomaticSettings:
+    """Part of a step method: how it comes by the settings that nobody gave."""
+
+    setup = shared_setup = None
+
+    @property
+    def needs_setup(self) -> bool:
+        """Whether a centre is needed: for control variates, for coordinates or for settings."""
+        return (
+            self.control_variates is not None
+            or isinstance(self.preconditioner, str)
+            or self.is_tuned
+        )
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether some setting follows from measurements of this chain; samplers may extend it."""
+        return self.schedule is None or (
+            self.control_variates is not None and self.gradient_kind == "auto"
+        )
+
+    @property
+    def uses_control_variates(self) -> bool:
+        """Whether this chain's minibatches are evaluated at two points."""
+        return self.tuning is not None and self.tuning.control_variates
+
+    def choose(self, tuning):
+        """Choose settings from what is measured of the noise; samplers implement it."""
+        raise NotImplementedError
+
+    def prepare(self):
+        """Set up for chains from the initial point, once all settings are checked, and say how."""
+        if not self.needs_setup:
+            return
+        if 1 in self.gradient.noisy_batch_sizes:
+            raise ValueError(
+                "batch_size=1: automatic settings need at least 2 rows in a minibatch to measure "
+                "how they differ. Raise batch_size."
+            )
+        began = time.perf_counter()
+        try:
+            self._set_up(self.initial)
+        except NonFinite:
+            return  # pm.sample may start elsewhere; if not, the first draw says what is wrong
+        self.shared_setup = self.setup
+        _log.info(self.describe(time.perf_counter() - began))
+
+    def describe(self, seconds) -> str:
+        """Say what was set up and chosen."""
+        found, tuning = self.setup.centre, self.tuning
+        kind = "control variates" if tuning.control_variates else "plain minibatches"
+        kind = "all data" if self.gradient.is_exact else kind
+        shape = {0: "no", 1: "diagonal", 2: "dense"}[np.ndim(self.factor)]
+        settings = f"learning_rate={self._rate():.3g}"
+        if tuning.friction is not None:
+            settings += f", friction={tuning.friction:.3g}"
+        return (
+            f"{type(self).__name__}: {kind}, {shape} preconditioner of {self.d} unknowns, {settings}; "
+            f"{100 * tuning.bias:.1f} % bias of variances predicted. Mode and curvature took "
+            f"{found.passes:.0f} passes over the data, {seconds:.1f} s."
+        )
+
+    def _use(self, gradient):
+        """Take minibatches from this gradient from now on."""
+        self.meter = Thermometer(gradient)
+        self.target, self.quiet = self.meter, gradient
+        if self.factor is not None:
+            self.target = PreconditionedGradient(self.meter, self.factor)
+            self.quiet = PreconditionedGradient(gradient, self.factor)
+
+    def _set_up(self, start, optimise=True):
+        """Centre, coordinates and noise from here; reused where nothing has changed."""
+        key = (start, optimise, self.gradient.given, self.gradient.arrays)
+        known = [s for s in (self.setup, self.shared_setup) if s and same_inputs(s.key, key)]
+        if known:
+            self.setup = known[0]
+            if self.control_variates is not None:
+                self.control_variates.anchor = self.setup.anchor
+        else:
+            if not self._is_finite_at(start):
+                raise NonFinite(start, start, np.nan)
+            self.setup = set_up(
+                self.gradient,
+                self.control_variates,
+                start if self.given_centre is None else self.given_centre,
+                key,
+                preconditioner=self.preconditioner,
+                optimise=optimise and self.given_centre is None,
+                temperature=self.temperature,
+                scale=None if optimise or self.setup is None else self.setup.centre.factor,
+            )
+        self.setup_from = (start, optimise, self.gradient.given)
+        self.is_ready = True
+        self.factor, noise, options = self.setup.factor, self.setup.noise, []
+        if noise["control_variates"] is not None:
+            options.append(self.choose(ChainTuning(True, noise["control_variates"], [])))
+        if not options or self.gradient_kind == "auto":
+            options.append(self.choose(ChainTuning(False, noise["plain"], [])))
+        self.tuning = max(options, key=score)
+        self._use(self.control_variates if self.tuning.control_variates else self.gradient)
+
+    def _begin_draw(self, position):
+        """Set up at a chain's first draw, or for a restored chain; return where the draw begins."""
+        if self.needs_setup and self.setup_from is None:
+            self._set_up(position)
+            self.centre = self.setup.centre.position
+            if self.schedule is None:
+                position = self._jump()
+        elif self.needs_setup and not self.is_ready:
+            tuning, now = self.tuning, self.gradient.given
+            start, optimise, given = self.setup_from
+            self.gradient.set_given(given)
+            self._set_up(start, optimise)
+            self.gradient.set_given(now)
+            self.tuning = tuning
+            self._use(self.control_variates if tuning.control_variates else self.gradient)
+        if self.centre is None:
+            self.centre = position.astype(float)
+        if self.gradient.likelihood_needs_others and self.uses_control_variates:
+            self.control_variates.move_anchor()
+        return position
+
+    def _jump(self):
+        """Draw a start that is wider spread than the posterior, so that R-hat can tell."""
+        for scale in (2.0, 1.0, 0.5, 0.0):
+            position = near(self.setup.centre, self.rng, scale * self.temperature**0.5)
+            position = position.astype(self.gradient.dtype)
+            if self._is_finite_at(position):
+                break
+        return position
+
+    def _measure(self, position, temperature):
+        """Learn from a tuning draw; new settings after 8, 16, 32, … of them."""
+        if not self.gradient.is_exact:
+            self.tuning = self.tuning.with_noise(self.quiet.noise_covariance(position, self.rng))
+        self.tuning = self.tuning.with_temperature(temperature, self.target_bias)
+        n = self.n_tuned
+        if n < 8 or n & (n - 1):
+            return
+        if n >= 32 and self._has_moved():
+            self._set_up(self.centre.astype(self.gradient.dtype), optimise=False)
+            self.state = None
+            return
+        if self.uses_control_variates:
+            known = np.maximum(self.tuning.noise, self.setup.noise["control_variates"])
+            self.tuning = self.tuning._replace(noise=known)
+        self.tuning = self.choose(self.tuning)
+        if self.control_variates is not None and self.gradient_kind == "auto":
+            self._reconsider(position)
+
+    def _has_moved(self) -> bool:
+        """Whether the mean of the draws has left the centre, or other unknowns their values."""
+        if self.given_centre is not None:
+            return False
+        if self.gradient.given_types and any(
+            not np.array_equal(a, b)
+            for a, b in zip(self.setup_from[2], self.gradient.given, strict=True)
+        ):
+            return True
+        shift, scale = self.centre - self.setup.centre.position, self.setup.centre.factor
+        shift = shift / scale if scale.ndim == 1 else solve_triangular(scale, shift, lower=True)
+        return bool(np.abs(shift).max() > FAR)
+
+    def _reconsider(self, position):
+        """Change to the other gradient where that is clearly better here, far from the centre, say."""
+        used = self.tuning.control_variates
+        other = self.gradient if used else self.control_variates
+        if self.factor is not None:
+            other = PreconditionedGradient(other, self.factor)
+        noise = np.mean([other.noise_covariance(position, self.rng) for _ in range(4)], axis=0)
+        if not used:  # control variates have no noise at their centre: it tells nothing here
+            noise = np.maximum(noise, self.setup.noise["control_variates"])
+        changed = self.choose(
+            self.tuning._replace(control_variates=not used, noise=noise, n_measured=4)
+        )
+        if np.isfinite(noise).all() and score(changed) > 1.5 * score(self.tuning):
+            self.tuning = changed
+            self._use(self.gradient if used else self.control_variates)
+
+    def _can_slow_down(self) -> bool:
+        """Whether the chain may go on from near the centre with a quarter of the learning rate."""
+        free = self.tune and self.schedule is None and self.tuning is not None
+        if not free or self.tuning.n_divergences >= MAX_DIVERGENCES:
+            return False
+        self.tuning = self.choose(
+            self.tuning._replace(
+                limit=self.tuning.limit / 4, n_divergences=self.tuning.n_divergences + 1
+            )
+        )
+        self.state = None
+        return True

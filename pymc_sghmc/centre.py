@@ -1,0 +1,219 @@
+"""Where the posterior lies and how wide it is: its mode and the curvature there.
+
+The optimiser works on a subset of the rows first and sees all of them in a few passes at the end.
+Curvature comes from differences of gradients, so that any model has it. Knows gradients and SciPy,
+no samplers.
+"""
+
+import math
+
+from typing import NamedTuple
+
+import numpy as np
+
+from scipy.optimize import minimize
+from scipy.sparse.linalg import LinearOperator, eigsh
+
+__all__ = ["MAX_DENSE", "Centre", "find_centre", "largest_curvature"]
+
+MAX_DENSE = 1000  # above, d² numbers cost more than the gradient of a usual minibatch
+SUBSET_ROWS = 50_000  # that the optimiser works on first, or more for many unknowns
+ROUNDS = 6  # of curvature and optimiser; two suffice where the posterior is near a Gaussian
+WIDEN = 10  # the most by which a new look at the curvature may widen a scale
+NEAR = 0.1  # distance of a good centre from the mode, in posterior standard deviations
+
+
+class Centre(NamedTuple):
+    """A point in the bulk of the posterior, and a factor of the covariance there."""
+
+    position: np.ndarray  # θ̂, (d,)
+    factor: np.ndarray  # L with LLᵀ near the posterior covariance, (d, d) or (d,)
+    passes: float  # over all data, so far
+
+
+def find_centre(
+    gradient, start, dense: bool | None = None, optimise: bool = True, factor=None
+) -> Centre:
+    """Climb from ``start`` to the mode and measure the curvature there.
+
+    Parameters
+    ----------
+    gradient : MinibatchGradient
+    start : array of shape (d,)
+    dense : bool, optional
+        Whether the factor is a matrix; default: up to `MAX_DENSE` unknowns.
+    optimise : bool, default True
+        ``False`` takes ``start`` itself for the centre.
+    factor : array, optional
+        Coordinates of an earlier centre: no scale becomes more than `WIDEN` times theirs. Where
+        the curvature isn't positive, away from a mode, it says little of the posterior's width.
+    """
+    d = start.size
+    dense = d <= MAX_DENSE if dense is None else dense
+    counted = _Counted(gradient)
+    x, widen = np.array(start, dtype=float), np.inf if factor is None else WIDEN
+    if optimise:
+        # Where a start is symmetric, as that of a neural network with zero weights, no gradient
+        # leads away from it.
+        stuck = counted(x, counted.subset)[1] == 0
+        x[stuck] += 0.1 * np.random.default_rng(0).standard_normal(stuck.sum())
+        scale = np.ones(d) if factor is None else factor
+        x, factor = _climb(counted, x, scale, counted.subset, maxiter=500)
+    if factor is None:
+        factor = _fisher_scale(counted, x)
+    if not dense:
+        factor = _fisher_scale(counted, x)
+        factor = factor / math.sqrt(_largest_curvature(counted, x, factor))
+        return Centre(x, factor, counted.passes)
+    for i in range(ROUNDS):
+        # Curvature at the point itself and, where that doesn't fit, over one sd on either side.
+        values, vectors = _curvature(counted, x, factor, step=1.0 if i else None)
+        factor = _as_matrix(factor) @ (vectors / np.sqrt(_positive(values, widen)))
+        widen, moved = WIDEN, 0.0
+        if optimise:
+            if values[0] < -NEAR:  # a saddle
+                x = x + factor @ np.random.default_rng(i).standard_normal(d)
+            new, _ = _climb(counted, x, factor, counted.subset, maxiter=100)
+            moved = np.abs(np.linalg.solve(factor, new - x)).max()
+            x = new
+        if values[0] > 0 and moved < 1 and _fits(counted, x, factor):
+            break
+    if optimise and counted.subset is not None:
+        x, _ = _climb(counted, x, factor, None, maxiter=20)
+    factor = np.linalg.cholesky(factor @ factor.T)
+    return Centre(x, factor, counted.passes)
+
+
+class _Counted:
+    """A gradient over a fixed subset of the rows or all of them, counting passes."""
+
+    def __init__(self, gradient):
+        self.gradient, self.passes = gradient, 0.0
+        n_rows = max(SUBSET_ROWS, 20 * gradient.d)
+        rng = np.random.default_rng(0)
+        self.subset = None
+        if any(rows > n_rows for rows in gradient.n_rows):
+            self.subset = tuple(
+                np.arange(rows) if rows <= n_rows else np.unique(rng.integers(rows, size=n_rows))
+                for rows in gradient.n_rows
+            )
+        total = sum(gradient.n_rows)
+        self.share = sum(map(len, self.subset)) / total if self.subset else 1.0
+
+    def __call__(self, x, subset):
+        self.passes += 1.0 if subset is None else self.share
+        position = x.astype(self.gradient.dtype)
+        with np.errstate(all="ignore"):
+            logp, grad = self.gradient.log_density(position, subset)
+        return float(logp), np.asarray(grad, dtype=float)
+
+
+def _climb(counted, x, factor, subset, maxiter):
+    """L-BFGS in the coordinates of ``factor``: the end point, and the scales it met."""
+    matrix = factor.ndim == 2
+
+    def energy(phi):
+        logp, grad = counted(x + (factor @ phi if matrix else factor * phi), subset)
+        if not (math.isfinite(logp) and np.isfinite(grad).all()):
+            return 1e100, np.zeros_like(phi)  # sends the line search back
+        return -logp, -(factor.T @ grad if matrix else factor * grad)
+
+    found = minimize(
+        energy,
+        np.zeros_like(x),
+        jac=True,
+        method="L-BFGS-B",
+        options={
+            "maxiter": maxiter,
+            "gtol": NEAR / 2 if matrix else 0.0,  # in posterior sds
+            "ftol": 1e-4 / max(1.0, abs(energy(np.zeros_like(x))[0])),  # in nats a step
+        },
+    )
+    scale = None
+    if not matrix and x.size <= MAX_DENSE:
+        scale = factor * np.sqrt(np.diag(found.hess_inv.todense()))
+    return x + (factor @ found.x if matrix else factor * found.x), scale
+
+
+def _curvature(counted, x, factor, step):
+    """Eigenvalues and vectors of LᵀHL, H the Hessian of −log p, by differences of gradients."""
+    factor = _as_matrix(factor)
+    if step is None:
+        step = 1e-3 if counted.gradient.dtype == np.float64 else 3e-2
+        _, here = counted(x, counted.subset)
+        columns = [here - counted(x + step * u, counted.subset)[1] for u in factor.T]
+    else:
+        columns = [
+            (counted(x - step * u, counted.subset)[1] - counted(x + step * u, counted.subset)[1])
+            / 2
+            for u in factor.T
+        ]
+    hessian = factor.T @ np.column_stack(columns) / step
+    if not np.isfinite(hessian).all():
+        return np.full(x.size, 16.0), np.eye(x.size)  # too wide: a quarter of it
+    return np.linalg.eigh((hessian + hessian.T) / 2)
+
+
+def _fits(counted, x, factor) -> bool:
+    """Whether log p falls by d/2 from ``x`` to draws from the Gaussian, within a factor of 1.5."""
+    z = np.random.default_rng(0).standard_normal((10, x.size))
+    here, _ = counted(x, counted.subset)
+    falls = [here - counted(x + factor @ step, counted.subset)[0] for step in z]
+    return bool(np.mean(falls) < 1.5 * np.mean(np.square(z)) * x.size / 2)
+
+
+def _positive(values, widen):
+    """Curvatures for a factor: those of a saddle or a plain are made positive, within reason."""
+    return np.maximum(np.abs(values), max(1e-8 * values.max(), widen**-2, 1e-300))
+
+
+def _as_matrix(factor):
+    return np.diag(factor) if factor.ndim == 1 else factor
+
+
+def _fisher_scale(counted, x):
+    """1/√(diagonal of the Fisher information + curvature of the prior), (d,)."""
+    gradient = counted.gradient
+    rng = np.random.default_rng(0)
+    position = x.astype(gradient.dtype)
+    information = np.mean(
+        [_information(gradient, position, rng) for _ in range(30)], axis=0, dtype=float
+    )
+    # Hutchinson's estimate of the diagonal of the prior's Hessian
+    _, here = gradient.prior(position)
+    step, prior = 1e-3, np.zeros(x.size)
+    for _ in range(10):
+        z = rng.choice([-1.0, 1.0], size=x.size)
+        _, there = gradient.prior((x + step * z).astype(gradient.dtype))
+        prior += np.abs(z * (here - there) / step) / 10
+    total = np.nan_to_num(information) + np.nan_to_num(prior)
+    return 1 / np.sqrt(np.maximum(total, 1e-8 * total.max() or 1.0))
+
+
+def _information(gradient, position, rng):
+    """Diagonal of the empirical Fisher information: n/N of the covariance of minibatch gradients."""
+    total = np.zeros(position.size)
+    for k, n_rows in enumerate(gradient.n_rows):
+        rows = rng.integers(n_rows, size=min(n_rows, 100))
+        parts = [gradient._weighted(position, (k, row[None], 1.0))[1] for row in rows]
+        total += n_rows * np.mean(np.square(parts), axis=0)
+    return total
+
+
+def largest_curvature(gradient, x, factor) -> float:
+    """Largest eigenvalue of LᵀHL for a diagonal L, by Lanczos on differences of gradients."""
+    return _largest_curvature(_Counted(gradient), x, factor)
+
+
+def _largest_curvature(counted, x, factor):
+    step = 1e-3
+    _, here = counted(x, counted.subset)
+
+    def product(z):
+        _, there = counted(x + step * factor * z, counted.subset)
+        return factor * (here - there) / step
+
+    operator = LinearOperator((x.size, x.size), matvec=product, dtype=float)
+    start = np.random.default_rng(0).standard_normal(x.size)
+    values = eigsh(operator, k=1, which="LA", v0=start, tol=0.1, return_eigenvectors=False)
+    return float(max(values[0], 1e-8))

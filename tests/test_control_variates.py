@@ -1,0 +1,436 @@
+"""Control variates with rows drawn by leverage: exact means by enumerating all minibatches."""
+
+import copy
+import itertools
+import pickle
+import tracemalloc
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from pymc_sghmc import SGHMC, gradients
+from pymc_sghmc.gradients import ControlVariates, MinibatchGradient
+
+FAST = {"mode": "FAST_COMPILE"}
+N, D = 9, 2
+rng = np.random.default_rng(4)
+X = rng.normal(size=(N, D))
+X[3] *= 6  # rows of unequal leverage
+Y = rng.normal(size=N) + X[:, 0]
+COUNTS = rng.poisson(2.0, size=5)
+EXPOSURE = np.array([0.5, 1.0, 2.0, -1.0, 0.3])
+THETA = np.array([0.3, -0.8, 0.4])  # b, log sigma
+CENTRE = np.array([0.8, 0.1, 0.2])
+FACTOR = np.array([[0.3, 0.0, 0.0], [0.1, 0.2, 0.0], [-0.1, 0.05, 0.25]])
+
+
+def regression(x=X, y=Y):
+    """Two coefficients and a positive scale, which is transformed."""
+    with pm.Model() as model:
+        x, y = pm.Data("x", x), pm.Data("y_data", y)
+        b = pm.Normal("b", 0, 2, shape=D)
+        pm.Normal("y", x @ b, pm.HalfNormal("sigma", 1.5), observed=y)
+    return model
+
+
+def two_groups():
+    """Nine rows of a regression and five counts, with unknowns in common."""
+    with regression() as model:
+        pm.Poisson("counts", pt.exp(EXPOSURE * model["b"][0]), observed=COUNTS)
+    return model
+
+
+def multivariate():
+    """Rows of two entries with a common scale; robust, so that curvature changes its sign."""
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 2, shape=D)
+        sigma = pm.HalfNormal("sigma", 1.5)
+        pm.MvNormal("y", b, np.array([[1.0, 0.3], [0.3, 0.5]]), observed=X)
+        pm.StudentT("z", nu=3, mu=b, sigma=sigma, observed=2 * X)
+    return model
+
+
+def of_minibatches():
+    with pm.Model() as model:
+        x, y = pm.Minibatch(X, Y, batch_size=4)
+        b = pm.Normal("b", 0, 2, shape=D)
+        pm.Normal("y", x @ b, pm.HalfNormal("sigma", 1.5), observed=y, total_size=N)
+    return model
+
+
+def control_variates(model, batch_size=None, variables=None, centre=CENTRE, factor=FACTOR):
+    variables = model.continuous_value_vars if variables is None else variables
+    plain = MinibatchGradient(model, variables, batch_size, compile_kwargs=FAST)
+    cv = ControlVariates(plain)
+    cv.set_centre(centre, factor)
+    return cv
+
+
+def minibatches_of_one(cv):
+    """Every minibatch of one row of each group that isn't whole, and its probability."""
+    rows = [
+        [(i, count / pool.size) for i, count in enumerate(counts)] if noisy else [(whole, 1.0)]
+        for noisy, (pool, counts), (_, _, whole) in zip(
+            cv.is_noisy, cv.anchor.pools, cv.gradient._draws, strict=True
+        )
+    ]
+    for drawn in itertools.product(*rows):
+        minibatch = tuple(np.atleast_1d(np.asarray(i, dtype=np.int64)) for i, _ in drawn)
+        yield minibatch, np.prod([p for _, p in drawn])
+
+
+def law(cv, position):
+    """Mean of logp and gradient, and covariance of the gradient, over minibatches of one row."""
+    batches, p = zip(*minibatches_of_one(cv), strict=True)
+    np.testing.assert_allclose(sum(p), 1, rtol=1e-12)
+    logp, grad = zip(*[cv(position, batch) for batch in batches], strict=True)
+    mean = np.average(grad, axis=0, weights=p)
+    deviations = np.stack(grad) - mean
+    return np.average(logp, weights=p), mean, deviations.T * p @ deviations
+
+
+def exact(model):
+    f = model.compile_fn(
+        [model.logp(), model.dlogp()], inputs=model.value_vars, point_fn=False, **FAST
+    )
+    return lambda theta: f(theta[:D], theta[D])
+
+
+# --- The mean
+
+
+CASES = {
+    "one group": (regression, regression, 4),
+    "two groups": (two_groups, two_groups, {"y": 4, "counts": 2}),
+    "one of two groups whole": (two_groups, two_groups, {"y": N, "counts": 2}),
+    "pm.Minibatch": (of_minibatches, regression, None),
+    "multivariate rows": (multivariate, multivariate, 3),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_mean_over_all_minibatches_is_exact_at_every_position_and_centre(case):
+    build, full, batch_size = CASES[case]
+    target = exact(full())
+    cv = control_variates(build(), batch_size)
+    for centre, factor in [
+        (CENTRE, FACTOR),
+        (THETA, np.array([0.1, 2.0, 0.5])),
+        (np.array([5.0, -5.0, 2.0]), 0 * FACTOR),  # far away, and without a scale
+    ]:
+        cv.set_centre(centre, factor)
+        for theta in (THETA, -2 * THETA, centre):
+            logp, grad, _ = law(cv, theta)
+            expected = target(theta)
+            scale = 1 + np.abs(target(centre)[0])  # round-off is that of the larger of the two
+            np.testing.assert_allclose(logp, expected[0], rtol=1e-10, atol=1e-12 * scale)
+            np.testing.assert_allclose(grad, expected[1], rtol=1e-10, atol=1e-12 * scale)
+
+
+def test_enumeration_sees_a_wrong_weight():
+    # Negative control: rows drawn by leverage and weighted as if evenly are biased.
+    cv = control_variates(regression(), 4)
+    pool, counts = cv.anchor.pools[0]
+    assert counts.max() > 2 * counts.min()
+    wrong = cv.anchor._replace(pools=[(pool, np.full(N, pool.size / N))])
+    minibatches = list(minibatches_of_one(cv))
+    cv.anchor = wrong
+    mean = np.sum([p * cv(THETA, minibatch)[1] for minibatch, p in minibatches], axis=0)
+    assert np.abs(mean - exact(regression())(THETA)[1]).max() > 1
+
+
+def test_mean_over_all_pairs_is_exact():
+    model = regression(X[:3], Y[:3])
+    cv = control_variates(model, 2)
+    pool = cv.anchor.pools[0][0]
+    assert 3 < pool.size < 16
+    pairs = [cv(THETA, (np.array(ij, dtype=int),)) for ij in itertools.product(pool, repeat=2)]
+    logp, grad = exact(model)(THETA)
+    np.testing.assert_allclose(np.mean([pair[0] for pair in pairs]), logp, rtol=1e-10)
+    np.testing.assert_allclose(np.mean([pair[1] for pair in pairs], axis=0), grad, rtol=1e-10)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_noise_vanishes_at_the_centre_and_there_alone(case):
+    build, _, batch_size = CASES[case]
+    cv = control_variates(build(), batch_size)
+    assert np.abs(law(cv, CENTRE)[2]).max() < 1e-20
+    assert np.trace(law(cv, THETA)[2]) > 1e-2
+
+
+def test_prior_has_no_noise():
+    # An unknown that no row informs gets its prior's gradient from every minibatch.
+    with regression() as model:
+        pm.StudentT("alone", nu=4, mu=1.0, sigma=2.0)
+    cv = control_variates(model, 2, None, np.append(CENTRE, 0.3), np.full(4, 0.1))
+    z = (-0.7 - 1.0) / 2
+    for minibatch, _ in minibatches_of_one(cv):
+        grad = cv(np.append(THETA, -0.7), minibatch)[1]
+        assert grad[-1] == pytest.approx(-5 / 4 * z / 2 / (1 + z**2 / 4), rel=1e-12)
+
+
+# --- The minibatch
+
+
+def test_rows_are_drawn_as_often_as_the_pool_says():
+    cv = control_variates(two_groups(), {"y": 4, "counts": 2})
+    generator = np.random.default_rng(11)
+    draws = [cv.draw_minibatch(generator) for _ in range(4000)]
+    for k, (n_rows, n) in enumerate([(N, 4), (5, 2)]):
+        rows = np.stack([draw[k] for draw in draws])
+        pool, counts = cv.anchor.pools[k]
+        assert rows.shape == (4000, n)
+        p = counts / pool.size
+        np.testing.assert_allclose(p, np.bincount(pool, minlength=n_rows) / pool.size)
+        expected = rows.size * p
+        drawn = np.bincount(rows.ravel(), minlength=n_rows)
+        assert (np.abs(drawn - expected) < 4.5 * np.sqrt(expected * (1 - p))).all()
+        # Two rows of a minibatch are independent.
+        same, chance = np.mean(rows[:, 0] == rows[:, 1]), np.sum(p**2)
+        assert abs(same - chance) < 4.5 * np.sqrt(chance * (1 - chance) / 4000)
+
+
+def test_pools_follow_the_curvature_that_each_row_brings():
+    # One unknown with unit noise: the curvature of row i is x_i², whatever the probes.
+    x = np.random.default_rng(0).standard_t(3, size=50)
+    with pm.Model() as model:
+        b = pm.Normal("b")
+        pm.Normal("y", pm.Data("x", x) * b, 1, observed=np.ones(50))
+    cv = control_variates(model, 5, None, np.array([0.2]), np.array([[0.1]]))
+    [(pool, counts)] = cv.anchor.pools
+    np.testing.assert_array_equal(counts, 1 + np.floor(3 * x**2 / np.mean(x**2)))
+    assert 3 * 50 < pool.size <= 4 * 50
+
+
+def test_an_outlier_of_leverage_makes_far_less_noise_than_with_uniform_rows():
+    # Exact noise of minibatches of one row, by enumeration, at draws from the posterior.
+    n_rows = 400
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(n_rows, D))
+    x[17] *= 200
+    y = x @ [1.0, -1.0] + generator.normal(size=n_rows)
+    hat = x @ np.linalg.solve(x.T @ x, x.T)
+    assert hat[17, 17] > 0.98
+    factor = np.zeros((3, 3))
+    factor[:2, :2] = np.linalg.cholesky(np.linalg.inv(x.T @ x))
+    factor[2, 2] = (2 * n_rows) ** -0.5
+    centre = np.array([1.0, -1.0, 0.0])
+    cv = control_variates(regression(x, y), 10, None, centre, factor)
+    by_leverage = cv.anchor
+    uniform = by_leverage._replace(pools=[(np.arange(n_rows), np.ones(n_rows, dtype=int))])
+    top = []
+    for cv.anchor in (by_leverage, uniform):
+        z = np.sqrt(3) * np.vstack([np.eye(3), -np.eye(3)])  # has the posterior's covariance
+        V = np.mean([law(cv, centre + factor @ row)[2] for row in z], axis=0)
+        top.append(np.linalg.eigvalsh(factor.T @ V @ factor)[-1])
+    assert top[1] > 0.5 * n_rows and top[0] < 0.03 * top[1], top
+
+
+def test_minibatch_is_a_token_and_follows_the_generator_alone():
+    cv = control_variates(regression(), 4)
+    first, again, other = (cv.draw_minibatch(np.random.default_rng(s))[0] for s in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+    one = cv(THETA, (first,))
+    cv(THETA + 1, (other,))
+    two = cv(THETA, (first,))
+    assert one[0] == two[0]
+    np.testing.assert_array_equal(one[1], two[1])
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda cv: pickle.loads(cloudpickle.dumps(cv))]
+)
+def test_copies_are_the_same(duplicate):
+    cv = control_variates(two_groups(), {"y": 4, "counts": 2})
+    other = duplicate(cv)
+    minibatch = cv.draw_minibatch(np.random.default_rng(1))
+    for mine, theirs in zip(minibatch, other.draw_minibatch(np.random.default_rng(1)), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_array_equal(cv(THETA, minibatch)[1], other(THETA, minibatch)[1])
+
+
+def test_float32_stays_float32():
+    with pytensor.config.change_flags(floatX="float32"):
+        cv = control_variates(regression(X.astype("f4"), Y.astype("f4")), 4)
+        theta = THETA.astype("f4")
+        logp, grad = cv(theta, cv.draw_minibatch(np.random.default_rng(0)))
+        assert logp.dtype == grad.dtype == np.float32
+        mean = law(cv, theta)[1]
+    np.testing.assert_allclose(mean, exact(regression())(THETA)[1], rtol=1e-4)
+
+
+# --- The noise
+
+
+def test_noise_covariance_has_the_exact_mean():
+    # Over all minibatches of two rows of the pool; one row makes a micro-batch.
+    cv = control_variates(regression(X[:3], Y[:3]), 2)
+    size = cv.anchor.pools[0][0].size
+    estimates = [
+        cv.noise_covariance(THETA, Scripted(pair), full=True)
+        for pair in itertools.product(range(size), repeat=2)
+    ]
+    np.testing.assert_allclose(np.mean(estimates, axis=0), law(cv, THETA)[2] / 2, rtol=1e-9)
+
+
+def test_noise_covariance_of_two_groups_has_the_exact_mean():
+    cv = control_variates(two_groups(), {"y": 2, "counts": 2})
+    sizes = [pool.size for pool, _ in cv.anchor.pools]
+    parts = []
+    for k in (0, 1):  # one row twice shows no noise: each group's part comes alone
+        pairs = itertools.product(range(sizes[k]), repeat=2)
+        draws = [(pair, [0, 0]) if k == 0 else ([0, 0], pair) for pair in pairs]
+        parts.append(
+            np.mean([cv.noise_covariance(THETA, Scripted(*d), full=True) for d in draws], 0)
+        )
+    np.testing.assert_allclose(sum(parts), law(cv, THETA)[2] / 2, rtol=1e-9, atol=1e-12)
+
+
+class Scripted:
+    """A generator whose places in the pools are written down."""
+
+    def __init__(self, *draws):
+        self.draws = iter(draws)
+
+    def integers(self, n_rows, size):
+        draw = np.array(next(self.draws))
+        assert draw.shape == (size,) and (draw < n_rows).all()
+        return draw
+
+
+# --- The pass over all rows
+
+
+@pytest.fixture(scope="module")
+def large():
+    """A model whose 2,500 and 1,200 rows make several chunks of the least size, 1,000 rows."""
+    generator = np.random.default_rng(2)
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1, shape=D)
+        mu = pm.Data("x", generator.normal(size=(2500, D))) @ b
+        pm.Normal("y", mu, pm.HalfNormal("sigma", 1), observed=generator.normal(size=2500))
+        pm.Poisson("counts", pt.exp(b[0]), observed=generator.poisson(2.0, size=1200))
+    return model
+
+
+def test_pass_in_chunks_equals_one_pass(large, monkeypatch):
+    cv = control_variates(large, {"y": 100, "counts": 50})
+    plain, sizes = cv.gradient, []
+    whole, whole_pools = plain.likelihood(THETA), cv.anchor.pools
+    subset = (np.arange(0, 2500, 2), np.arange(1100))
+    part = plain.likelihood(THETA, subset)
+    monkeypatch.setattr(gradients, "CHUNK_BYTES", 1)
+    plain.load_data()
+    function = plain.function
+
+    def spy(*inputs):
+        sizes.extend(rows.size for rows in inputs[4:6])  # position, 3 weights, rows of 2 groups
+        return function(*inputs)
+
+    monkeypatch.setattr(plain, "function", spy)
+    for expected, rows, lengths in (
+        (whole, None, [1000, 1000, 500, 1000, 200]),
+        (part, subset, [1000, 250, 1000, 100]),
+    ):
+        sizes.clear()
+        logp, grad = plain.likelihood(THETA, rows)
+        np.testing.assert_allclose(logp, expected[0], rtol=1e-12)
+        np.testing.assert_allclose(grad, expected[1], rtol=1e-10)
+        assert sorted(size for size in sizes if size > 1) == sorted(lengths)
+    cv.set_centre(CENTRE, FACTOR)
+    for (pool, counts), (pool_2, counts_2) in zip(whole_pools, cv.anchor.pools, strict=True):
+        np.testing.assert_array_equal(counts, counts_2)
+        np.testing.assert_array_equal(pool, pool_2)
+
+
+def test_pass_over_all_rows_equals_the_model(large):
+    plain = control_variates(large, {"y": 100, "counts": 50}).gradient
+    logp, grad = plain.log_density(THETA)
+    expected = exact(large)(THETA)
+    np.testing.assert_allclose(logp, expected[0], rtol=1e-12)
+    np.testing.assert_allclose(grad, expected[1], rtol=1e-10)
+
+
+def test_subset_is_scaled_to_all_rows(large):
+    plain = control_variates(large, {"y": 100, "counts": 50}).gradient
+    halves = [(np.arange(k, 2500, 2), np.arange(k, 1200, 2)) for k in (0, 1)]
+    mean = np.mean([plain.likelihood(THETA, half)[1] for half in halves], axis=0)
+    np.testing.assert_allclose(mean, plain.likelihood(THETA)[1], rtol=1e-10)
+
+
+def test_passes_use_bounded_memory(monkeypatch):
+    x = np.random.default_rng(0).normal(size=(40_000, 50))  # 16 MB
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1, shape=50)
+        pm.Normal("y", pm.Data("x", x) @ b, 1, observed=x[:, 0])
+    cv = ControlVariates(MinibatchGradient(model, model.value_vars, 10, compile_kwargs=FAST))
+    peaks = []
+    for size in (2**20, 2**30):
+        monkeypatch.setattr(gradients, "CHUNK_BYTES", size)
+        cv.gradient.load_data()
+        tracemalloc.start()
+        cv.set_centre(np.zeros(50), np.full(50, 0.1))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    # The pool and leverages of all rows take 4 bytes each; gathered data are a chunk at a time.
+    assert peaks[0] < x.nbytes / 2
+    assert peaks[1] > x.nbytes  # negative control: one chunk
+
+
+# --- Unknowns of other steps, and new data
+
+
+def test_mean_stays_exact_when_unknowns_of_other_steps_change():
+    model = regression()
+    b, sigma = model.value_vars
+    cv = control_variates(model, 4, [b], CENTRE[:D], FACTOR[:D, :D])
+    for value in (1.2, -0.9):
+        cv.gradient.condition_on({"b": THETA[:D], sigma.name: value})
+        logp, expected = exact(model)(np.append(THETA[:D], value))
+        assert np.abs(law(cv, THETA[:D])[1] - expected[:D]).max() > 0.1  # of the old unknowns
+        cv.move_anchor()
+        mean = law(cv, THETA[:D])
+        np.testing.assert_allclose(mean[0], logp, rtol=1e-10)
+        np.testing.assert_allclose(mean[1], expected[:D], rtol=1e-10)
+
+
+def step_of(model, variables=None, **settings):
+    settings = {"batch_size": 4, "learning_rate": 1e-4, "n_steps": 2, **settings}
+    step = SGHMC(
+        variables, gradient="control_variates", model=model, compile_kwargs=FAST, **settings
+    )
+    step.begin_chain(np.random.default_rng(0))
+    return step
+
+
+def test_step_moves_the_anchor_with_the_unknowns_of_other_steps():
+    model = regression()
+    step = step_of(model, [model["b"]])
+    point = model.initial_point()
+    for value in (0.0, 0.4, -0.9):
+        point, [stats] = step.step(point | {"sigma_log__": np.array(value)})
+        assert stats["control_variates"]
+        expected = exact(model)(np.append(THETA[:D], value))[1][:D]
+        np.testing.assert_allclose(law(step.control_variates, THETA[:D])[1], expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("n_rows", [N, 14])
+def test_set_data_is_seen_by_the_next_chain(n_rows):
+    model = regression()
+    step = step_of(model)
+    step.step(model.initial_point())
+    generator = np.random.default_rng(8)
+    x, y = generator.normal(size=(n_rows, D)), generator.normal(size=n_rows)
+    pm.set_data({"x": x, "y_data": y}, model=model)
+    step.begin_chain(np.random.default_rng(0))
+    step.step(model.initial_point())
+    assert step.control_variates.anchor.pools[0][1].size == n_rows
+    logp, grad, _ = law(step.control_variates, THETA)
+    expected = exact(model)(THETA)
+    np.testing.assert_allclose(logp, expected[0], rtol=1e-10)
+    np.testing.assert_allclose(grad, expected[1], rtol=1e-10)

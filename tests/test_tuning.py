@@ -1,0 +1,172 @@
+"""The formulas that settings are chosen by, held to the exact laws; what a chain's tuning takes in."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from scipy.stats import t as student
+from stationary import baoab_map, sghmc_map, sgld_map, stationary_covariance
+
+from pymc_sghmc.tuning import (
+    MAX_LEARNING_RATE,
+    MIN_FRICTION,
+    ChainTuning,
+    critical_friction,
+    inflation,
+    largest_learning_rate,
+    relaxation,
+    score,
+    smallest_friction,
+)
+
+INTEGRATORS = ("euler", "baoab", "sgld")
+
+
+def linear_map(integrator, eta, alpha, noise, h):
+    H, V = np.array([[h]]), np.array([[noise]])
+    if integrator == "sgld":
+        return sgld_map(H, V, eta=eta)
+    return (sghmc_map if integrator == "euler" else baoab_map)(H, V, eta=eta, alpha=alpha)
+
+
+GRID = list(
+    itertools.product(
+        INTEGRATORS, [1e-4, 0.03, 0.25, 0.6], [0.01, 0.2, 0.7, 1.0], [0.0, 0.3, 40.0], [0.1, 1.0, 2.5]
+    )
+)
+
+
+def test_inflation_is_that_of_the_stationary_law():
+    for integrator, eta, alpha, noise, h in GRID:
+        A, Q = linear_map(integrator, eta, alpha, noise, h)
+        exact = stationary_covariance(A, Q)[0, 0] * h
+        bias = inflation(integrator, eta, alpha, noise, h)
+        assert 1 + bias == pytest.approx(exact, rel=1e-10), (integrator, eta, alpha, noise, h)
+
+
+def test_relaxation_is_that_of_the_spectral_radius():
+    for integrator, eta, alpha, noise, h in GRID:
+        radius = np.abs(np.linalg.eigvals(linear_map(integrator, eta, alpha, noise, h)[0])).max()
+        rate = relaxation(integrator, eta, alpha, h)
+        assert rate == pytest.approx(1 - radius, abs=1e-7 if rate > 0.1 else 1e-10)
+
+
+@pytest.mark.parametrize("integrator", ["euler", "baoab"])
+@pytest.mark.parametrize("eta_h", [0.001, 0.01, 0.1, 0.25])
+def test_critical_friction_relaxes_fastest(integrator, eta_h):
+    # Of all frictions of the SDE; the integrators' own best is that up to terms of order √(ηh).
+    h = 2.0
+    alpha = critical_friction(eta_h / h, h)
+    frictions = np.minimum(alpha * np.geomspace(0.3, 3, 500), 1.0)
+    best = max(relaxation(integrator, eta_h / h, a, h) for a in frictions)
+    assert relaxation(integrator, eta_h / h, alpha, h) > (1 - eta_h**0.5) * best
+    for wrong in (0.5, 2.0):
+        if wrong * alpha < 1 and eta_h < 0.05:
+            assert relaxation(integrator, eta_h / h, wrong * alpha, h) < 0.8 * best
+
+
+def test_critical_friction_is_at_least_the_papers_least():
+    assert critical_friction(1e-12) == MIN_FRICTION
+    assert critical_friction(0.09) == pytest.approx(1 - math.exp(-0.6), rel=1e-14)
+
+
+@pytest.mark.parametrize("integrator", INTEGRATORS)
+@pytest.mark.parametrize("noise", [3.0, 1e3, 1e6])
+@pytest.mark.parametrize("budget", [0.01, 0.05])
+def test_largest_learning_rate_spends_the_budget(integrator, noise, budget):
+    def bias(eta):
+        return inflation(integrator, eta, critical_friction(eta, 0.5), noise, 0.5)
+
+    eta = largest_learning_rate(bias, budget)
+    assert 1e-12 < eta < MAX_LEARNING_RATE
+    assert bias(eta) == pytest.approx(budget, rel=1e-6)
+
+
+def test_largest_learning_rate_at_its_limits():
+    assert largest_learning_rate(lambda eta: 0.0, 0.05) == MAX_LEARNING_RATE
+    assert largest_learning_rate(lambda eta: eta, 0.05, upper=0.03) == 0.03
+    assert 0 < largest_learning_rate(lambda eta: 1.0, 0.05) <= 1e-12  # no rate is small enough
+
+
+@pytest.mark.parametrize("integrator", ["euler", "baoab"])
+def test_smallest_friction_keeps_the_budget(integrator):
+    def bias(alpha):
+        return inflation(integrator, 0.01, alpha, noise, 1.0)
+
+    noise, lower = 2.0, critical_friction(0.01)
+    assert bias(lower) > 0.04 > bias(1.0)
+    alpha = smallest_friction(bias, 0.04, lower)
+    assert lower < alpha < 1
+    assert bias(alpha) == pytest.approx(0.04, rel=1e-6)
+    assert smallest_friction(bias, 0.9, lower) == lower
+    noise = 100.0
+    assert smallest_friction(bias, 0.04, lower) == 1.0
+
+
+def tuning_of(**settings):
+    return ChainTuning(**{"control_variates": True, "noise": np.zeros(2), "temperatures": []} | settings)
+
+
+def test_noise_is_averaged_with_weights_growing_as_the_cube():
+    rng = np.random.default_rng(0)
+    first, later = rng.random(2), rng.random((30, 2))
+    tuning = tuning_of(noise=first)
+    for noise in later:
+        tuning = tuning.with_noise(noise)
+    n = np.arange(1, 41.0)
+    weights = n * (n + 1) * (n + 2)
+    # what was measured around the centre counts as ten draws
+    all_noise = np.vstack([np.tile(first, (10, 1)), later])
+    np.testing.assert_allclose(
+        tuning.noise, np.average(all_noise, axis=0, weights=weights), rtol=1e-12
+    )
+    assert tuning.n_measured == 40
+
+
+def limit_after(temperatures, tolerance=0.05):
+    tuning = tuning_of()
+    limits = []
+    for temperature in temperatures:
+        tuning = tuning.with_temperature(temperature, tolerance)
+        limits.append(tuning.limit / MAX_LEARNING_RATE)
+    return limits
+
+
+def test_limit_halves_on_a_hot_sequence_after_32_64_128_draws():
+    hot = 1.5 + 0.2 * np.random.default_rng(1).standard_normal(300)
+    limits = limit_after(hot)
+    assert [i + 1 for i in range(1, 300) if limits[i] != limits[i - 1]] == [32, 64, 128, 256]
+    assert limits[-1] == 1 / 16
+
+
+@pytest.mark.parametrize("tolerance", [0.01, 0.05])
+def test_limit_stays_where_the_excess_is_within_the_tolerance(tolerance):
+    excess = 1 + 1.8 * tolerance  # two budgets are allowed
+    rng = np.random.default_rng(2)
+    assert limit_after(excess + 0.001 * rng.standard_normal(300), tolerance)[-1] == 1
+    hotter = 1 + 2.5 * tolerance
+    assert limit_after(hotter + 0.001 * rng.standard_normal(300), tolerance)[-1] == 1 / 16
+
+
+@pytest.mark.parametrize("sd", [0.1, 0.5, 5.0])
+def test_limit_stays_on_right_temperatures_but_for_chance(sd):
+    # Six judgements of 500 chains. Without the tolerance each fails by chance with the probability
+    # that Student's t with 7 degrees of freedom exceeds 4.
+    rng = np.random.default_rng(3)
+    halvings = [-math.log2(limit_after(1 + sd * rng.standard_normal(1024))[-1]) for _ in range(500)]
+    expected = 6 * 500 * student.sf(4, 7)
+    assert sum(halvings) <= expected + 4.5 * expected**0.5
+    if sd <= 0.1:
+        assert sum(halvings) == 0
+
+
+def test_a_hot_start_is_forgotten():
+    temperatures = np.r_[np.full(16, 50.0), 1 + 0.1 * np.random.default_rng(0).standard_normal(240)]
+    assert limit_after(temperatures)[-1] == 1
+
+
+def test_score_counts_the_two_points_of_control_variates():
+    assert score(tuning_of(rate=0.4)) == pytest.approx(0.2)
+    assert score(tuning_of(rate=0.4, control_variates=False)) == pytest.approx(0.4)
