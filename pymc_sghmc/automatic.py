@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 
+from pymc.stats.convergence import SamplerWarning, WarningType
 from scipy.linalg import solve_triangular
 
 from pymc_sghmc.faults import NonFinite
@@ -206,6 +207,25 @@ class AutomaticSettings:
         if np.isfinite(noise).all() and score(changed) > 1.5 * score(self.tuning):
             self.tuning = changed
             self._use(self.gradient if used else self.control_variates)
+
+    def _notice(self):
+        """What the first draw after tuning has to say of the settings, or None."""
+        if self.tuning is None or not self.is_tuned:
+            return None
+        name = type(self).__name__
+        if 0 < self.n_tuned < FEW_DRAWS:
+            text = (
+                f"{name}: tune={self.n_tuned} is too little to measure the gradient's noise by. Its "
+                f"settings may be wrong: use at least tune={FEW_DRAWS}, better 500."
+            )
+        elif self.tuning.bias > 2 * self.target_bias:
+            text = (
+                f"{name}: variances are predicted to come out {100 * self.tuning.bias:.0f} % too large "
+                "at the given settings. Lower learning_rate, or leave it to the step."
+            )
+        else:
+            return None
+        return SamplerWarning(WarningType.BAD_PARAMS, text, "warn", self.n_updates)
 
     def _can_slow_down(self) -> bool:
         """Whether the chain may go on from near the centre with a quarter of the learning rate."""

@@ -72,7 +72,8 @@ def temperature_warnings(idata) -> list[SamplerWarning]:
         if mean > 1:
             text += (
                 f": posterior standard deviations are about {np.sqrt(mean):.2f} times the true ones. "
-                "Lower learning_rate, raise batch_size or set noise_estimate."
+                "Lower learning_rate or target_bias, raise batch_size, or leave more settings to the "
+                "step; where the posterior is far from a Gaussian, use NUTS."
             )
         else:
             text += (

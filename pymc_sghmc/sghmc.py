@@ -173,6 +173,7 @@ class SGHMC(StochasticGradientStep):
 
     name = "sghmc"
     init = staticmethod(init)
+    _known = (None, None, None)  # V̂, (η, α) and their β̂
 
     def __init__(
         self,
@@ -275,7 +276,7 @@ class SGHMC(StochasticGradientStep):
     def is_tuned(self):
         """Whether some setting follows from measurements of this chain."""
         noisy = not self.gradient.is_exact
-        return super().is_tuned or (noisy and (self.friction == "auto" or self.compensates))
+        return super().is_tuned or self.friction == "auto" or (noisy and self.compensates)
 
     def choose(self, tuning):
         """Largest η and critical α, or the given ones, that keep the predicted bias in the budget."""
@@ -321,11 +322,16 @@ class SGHMC(StochasticGradientStep):
     def update_arguments(self, learning_rate):
         """Friction and β̂, with α ≥ β̂."""
         alpha, eta = self._friction, learning_rate
+        if self.compensates and self.tuning is None:  # an exact gradient
+            return {"friction": alpha, "noise_estimate": 0.0}
         if self.compensates:
-            # β̂ = ½ηV̂/T: exact at every temperature
-            V = self.tuning.noise / (self.temperature or 1.0)
-            beta_hat = np.minimum(0.5 * eta * V, alpha)
-            return {"friction": alpha, "noise_estimate": beta_hat.astype(self.gradient.dtype)}
+            noise, settings, beta_hat = self._known
+            if noise is not self.tuning.noise or settings != (eta, alpha):
+                # β̂ = ½ηV̂/T: exact at every temperature
+                V = self.tuning.noise / (self.temperature or 1.0)
+                beta_hat = np.minimum(0.5 * eta * V, alpha).astype(self.gradient.dtype)
+                self._known = self.tuning.noise, (eta, alpha), beta_hat
+            return {"friction": alpha, "noise_estimate": beta_hat}
         if not self.estimated:
             return {"friction": alpha, "noise_estimate": self.beta_hat}
         largest = 0.5 * eta * self.largest_noise

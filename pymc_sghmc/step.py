@@ -271,7 +271,7 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
             "minibatch_logp": float(info["minibatch_logp"]),
             "diverging": False,
             "divergences": 0,
-            "warning": None,
+            "warning": self._notice() if self.n_kept == 1 else None,
         }
         return self._unravel(position, point), [stats]
 

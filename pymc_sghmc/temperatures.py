@@ -37,7 +37,9 @@ def mean_and_error(measured, target, weight) -> tuple[float, float]:
     used = np.isfinite(measured).all(axis=0) & (target > 0).all(axis=0)
     if used.sum() < 4:
         return np.nan, np.nan
-    ratio = measured[:, used] / target[:, used] * weight[:, used] / weight[:, used].mean()
+    # within a chain: chains count alike, even where each has found its own learning rate
+    weight = weight[:, used] / weight[:, used].mean(axis=1, keepdims=True)
+    ratio = measured[:, used] / target[:, used] * weight
     return ratio.mean(), float(np.squeeze(az.mcse(ratio)))
 
 

@@ -50,6 +50,15 @@ def microseconds(function, calls) -> float:
     return (time.perf_counter() - start) / calls * 1e6
 
 
+def arguments(gradient, position, minibatch):
+    """Record the arguments with which the gradient calls its compiled function."""
+    function, recorded = gradient.function, []
+    gradient.function = lambda *args: recorded.append(args) or function(*args)
+    gradient(position, minibatch)
+    gradient.function = function
+    return recorded[0]
+
+
 def measure(model, sampler, repeats, mode, **settings):
     with model:
         step = sampler(n_steps=10, compile_kwargs={"mode": mode} if mode else None, **settings)
@@ -61,16 +70,16 @@ def measure(model, sampler, repeats, mode, **settings):
 
     for _ in range(300):  # from the start, where exp() is cheap, into the posterior
         draw()
-    gradient, rng = step.gradient, np.random.default_rng(1)
+    gradient, rng = step.meter.gradient, np.random.default_rng(1)
     position = np.concatenate([np.ravel(state["point"][name]) for name in step.var_names])
-    minibatches = [gradient.draw_minibatch(rng) for _ in range(2000)]
-    rows = itertools.cycle(minibatches)
+    calls = [arguments(gradient, position, gradient.draw_minibatch(rng)) for _ in range(2000)]
+    others = itertools.cycle(calls)
 
     def bare():
-        gradient.function(position, *next(rows), *gradient.arrays)
+        gradient.function(*next(others))
 
     def same():
-        gradient.function(position, *minibatches[0], *gradient.arrays)
+        gradient.function(*calls[0])
 
     times = {"gradient": [], "gradient_same_rows": [], "inner_step": []}
     for _ in range(repeats):
@@ -87,15 +96,21 @@ def main():
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--mode", default=None, help="PyTensor mode; default: PyTensor's own")
     args = parser.parse_args()
-    batch = {"batch_size": 500, "learning_rate": 1e-6}
+    batch = {"batch_size": 500, "learning_rate": 1e-6, "gradient": "plain"}
+    paper = {"friction": 0.1, "noise_estimate": None, "integrator": "euler"}
     result = {
         "benchmark": "overhead",
         "unit": "microseconds, medians",
         "mode": args.mode or str(pytensor.config.mode),
-        "logistic_sghmc": measure(logistic(), SGHMC, args.repeats, args.mode, **batch),
+        "logistic_sghmc": measure(
+            logistic(), SGHMC, args.repeats, args.mode, **batch, **paper
+        ),
+        "logistic_sghmc_defaults": measure(
+            logistic(), SGHMC, args.repeats, args.mode, batch_size=500
+        ),
         "logistic_sgld": measure(logistic(), SGLD, args.repeats, args.mode, **batch),
         "double_well_sghmc": measure(
-            double_well(), SGHMC, args.repeats, args.mode, learning_rate=1e-2
+            double_well(), SGHMC, args.repeats, args.mode, learning_rate=1e-2, **paper
         ),
         "versions": {
             "python": platform.python_version(),
