@@ -78,7 +78,7 @@ class AutomaticSettings:
 
     def describe(self, seconds) -> str:
         """Say what was set up and chosen."""
-        found, tuning = self.setup.centre, self.tuning
+        tuning = self.tuning
         kind = "control variates" if tuning.control_variates else "plain minibatches"
         kind = "all data" if self.gradient.is_exact else kind
         shape = {0: "no", 1: "diagonal", 2: "dense"}[np.ndim(self.factor)]
@@ -87,8 +87,8 @@ class AutomaticSettings:
             settings += f", friction={tuning.friction:.3g}"
         return (
             f"{type(self).__name__}: {kind}, {shape} preconditioner of {self.d} unknowns, {settings}; "
-            f"{100 * tuning.bias:.1f} % bias of variances predicted. Mode and curvature took "
-            f"{found.passes:.0f} passes over the data, {seconds:.1f} s."
+            f"{100 * tuning.bias:.1f} % bias of variances predicted. Setting up took "
+            f"{self.setup.passes:.0f} passes over the data, {seconds:.1f} s."
         )
 
     def _use(self, gradient):
@@ -135,7 +135,8 @@ class AutomaticSettings:
         if self.needs_setup and self.setup_from is None:
             self._set_up(position)
             self.centre = self.setup.centre.position
-            if self.schedule is None:
+            # far from the centre control variates are noisier than any given learning rate allows
+            if self.schedule is None or self.uses_control_variates:
                 position = self._jump()
         elif self.needs_setup and not self.is_ready:
             tuning, now = self.tuning, self.gradient.given
@@ -171,7 +172,11 @@ class AutomaticSettings:
         if n >= 32 and self._has_moved():
             self._set_up(self.centre.astype(self.gradient.dtype), optimise=False)
             self.state = None
-            return
+        else:
+            self._revise(position)
+
+    def _revise(self, position):
+        """Choose settings anew by what is known of the noise."""
         if self.uses_control_variates:
             known = np.maximum(self.tuning.noise, self.setup.noise["control_variates"])
             self.tuning = self.tuning._replace(noise=known)
@@ -181,8 +186,8 @@ class AutomaticSettings:
 
     def _has_moved(self) -> bool:
         """Whether the mean of the draws has left the centre, or other unknowns their values."""
-        if self.given_centre is not None:
-            return False
+        if self.given_centre is not None or self.schedule is not None:
+            return False  # the scale of a given learning rate must stay
         if self.gradient.given_types and any(
             not np.array_equal(a, b)
             for a, b in zip(self.setup_from[2], self.gradient.given, strict=True)

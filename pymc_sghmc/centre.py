@@ -17,7 +17,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 __all__ = ["MAX_DENSE", "Centre", "find_centre", "largest_curvature"]
 
 MAX_DENSE = 1000  # above, d² numbers cost more than the gradient of a usual minibatch
-SUBSET_ROWS = 50_000  # that the optimiser works on first, or more for many unknowns
+SUBSET_ROWS = 50_000  # that the optimiser works on first, and that tell the curvature
 ROUNDS = 6  # of curvature and optimiser; two suffice where the posterior is near a Gaussian
 WIDEN = 10  # the most by which a new look at the curvature may widen a scale
 NEAR = 0.1  # distance of a good centre from the mode, in posterior standard deviations
@@ -58,13 +58,13 @@ def find_centre(
         stuck = counted(x, counted.subset)[1] == 0
         x[stuck] += 0.1 * np.random.default_rng(0).standard_normal(stuck.sum())
         scale = np.ones(d) if factor is None else factor
-        x, factor = _climb(counted, x, scale, counted.subset, maxiter=500)
+        x, factor = _climb(counted, x, scale, counted.subset, maxiter=500 if dense else 100)
     if factor is None:
         factor = _fisher_scale(counted, x)
     if not dense:
-        factor = _fisher_scale(counted, x)
-        factor = factor / math.sqrt(_largest_curvature(counted, x, factor))
-        return Centre(x, factor, counted.passes)
+        # Draws from this Gaussian have the posterior's energy, d/2 above the mode's, however the
+        # unknowns depend on each other.
+        return Centre(x, _fisher_scale(counted, x), counted.passes)
     for i in range(ROUNDS):
         # Curvature at the point itself and, where that doesn't fit, over one sd on either side.
         values, vectors = _curvature(counted, x, factor, step=1.0 if i else None)
@@ -89,7 +89,8 @@ class _Counted:
 
     def __init__(self, gradient):
         self.gradient, self.passes = gradient, 0.0
-        n_rows = max(SUBSET_ROWS, 20 * gradient.d)
+        # Of the many unknowns of a neural network a mode is no great help: be brief.
+        n_rows = SUBSET_ROWS if gradient.d <= MAX_DENSE else SUBSET_ROWS // 5
         rng = np.random.default_rng(0)
         self.subset = None
         if any(rows > n_rows for rows in gradient.n_rows):
@@ -202,10 +203,7 @@ def _information(gradient, position, rng):
 
 def largest_curvature(gradient, x, factor) -> float:
     """Largest eigenvalue of LᵀHL for a diagonal L, by Lanczos on differences of gradients."""
-    return _largest_curvature(_Counted(gradient), x, factor)
-
-
-def _largest_curvature(counted, x, factor):
+    counted = _Counted(gradient)
     step = 1e-3
     _, here = counted(x, counted.subset)
 

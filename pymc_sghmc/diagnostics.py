@@ -65,22 +65,27 @@ def temperature_warnings(idata) -> list[SamplerWarning]:
     means, errors = configurational_temperature(idata)
     texts = []
     for i, (mean, error) in enumerate(zip(means, errors, strict=True)):
-        if not abs(mean - 1) > max(0.1, 3 * error):
-            continue
         which = f" of stochastic-gradient step {i + 1} of {len(means)}" if len(means) > 1 else ""
-        text = f"The configurational temperature{which} is {mean:.2f} ± {error:.2f} times what it should be"
-        if mean > 1:
-            text += (
-                f": posterior standard deviations are about {np.sqrt(mean):.2f} times the true ones. "
-                "Lower learning_rate or target_bias, raise batch_size, or leave more settings to the "
-                "step; where the posterior is far from a Gaussian, use NUTS."
+        text = f"The configurational temperature{which} is {mean:.3g} ± {error:.2g} times what it should be"
+        if abs(mean - 1) > max(0.1, 3 * error):
+            if mean > 1:
+                text += (
+                    f": posterior variances are about {mean:.3g} times the true ones, as a mean over "
+                    "all directions; check_bias tells of each unknown. Lower learning_rate or "
+                    "target_bias, raise batch_size, or leave more settings to the step; where the "
+                    "posterior is far from a Gaussian, use NUTS."
+                )
+            else:
+                text += (
+                    ": the chains haven't reached the posterior yet or move too slowly. Raise tune "
+                    "and draws, or leave more settings to the step."
+                )
+            texts.append(text)
+        elif error > 0.2:
+            texts.append(
+                f"{text}, too uncertain to tell whether the posterior is right: the chains differ or "
+                "are too short. Raise tune and draws."
             )
-        else:
-            text += (
-                ": the chains haven't reached the posterior yet or move too slowly. Raise tune and "
-                "draws, or give a preconditioner."
-            )
-        texts.append(text)
     if not texts:
         return []
     return [SamplerWarning(WarningType.BAD_PARAMS, " ".join(texts), "warn")]

@@ -386,8 +386,8 @@ class ControlVariates(NoisyGradient):
         """Whether a minibatch of each group is less than all of its rows."""
         return self.gradient.is_noisy
 
-    def set_centre(self, centre, factor):
-        """Take θ̂, and L with LLᵀ near the posterior covariance: passes over all rows, in chunks."""
+    def set_centre(self, centre, factor) -> int:
+        """Take θ̂, and L with LLᵀ near the posterior covariance; return the passes over all rows."""
         few = sum(self.gradient.n_rows) <= N_FEW_ROWS
         shape = (N_LEVERAGE_PROBES if few else N_LEVERAGE_PROBES // 4, centre.size)
         # wider than the posterior, whose tails count, too
@@ -404,6 +404,7 @@ class ControlVariates(NoisyGradient):
             counts = (1 + (3 * leverage / mean if mean > 0 else leverage)).astype(np.int32)
             pools.append((np.repeat(np.arange(counts.size, dtype=np.int32), counts), counts))
         self.anchor = Anchor(points[0], *self._likelihood(points[0]), pools)
+        return 1 + len(points)
 
     def move_anchor(self):
         """Compute the log-likelihood and its gradient at θ̂ anew: one pass over all rows."""

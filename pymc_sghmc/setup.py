@@ -31,6 +31,7 @@ class Setup(NamedTuple):
     stiffness: float  # largest and ...
     slowness: float  # ... smallest curvature of −log p in φ
     anchor: Anchor | None  # of the control variates
+    passes: float  # over all data, with and without gradients
     noise: dict  # {"plain": diagonal of V̂ in φ, (d,), "control_variates": the same}
 
 
@@ -73,8 +74,9 @@ def set_up(
             factor, slowness, stiffness = factor / stiffness**0.5, slowness / stiffness, 1.0
     if factor is not None:
         factor = factor.astype(gradient.dtype)
+    passes = centre.passes
     if control_variates is not None:
-        control_variates.set_centre(centre.position, centre.factor)
+        passes += control_variates.set_centre(centre.position, centre.factor)
     noise = {
         "plain": _noise(gradient, centre, factor, temperature),
         "control_variates": control_variates
@@ -89,7 +91,7 @@ def set_up(
         factor = factor * np.sqrt(shrink).astype(factor.dtype)
         noise = {name: None if V is None else V * shrink for name, V in noise.items()}
         slowness = slowness * float(shrink.min())
-    return Setup(key, centre, factor, stiffness, slowness, anchor, noise)
+    return Setup(key, centre, factor, stiffness, slowness, anchor, passes, noise)
 
 
 def _extreme_curvatures(gradient, centre, factor):
@@ -101,8 +103,6 @@ def _extreme_curvatures(gradient, centre, factor):
         matrix = np.diag(factor) if factor.ndim == 1 else factor
         scales = np.linalg.svd(solve_triangular(spread, matrix, lower=True), compute_uv=False) ** 2
         return float(scales[0]), float(scales[-1])
-    if factor is spread:
-        return 1.0, SLOW
     stiffness = largest_curvature(gradient, centre.position, factor)
     return stiffness, SLOW * stiffness
 

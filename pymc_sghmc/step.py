@@ -194,8 +194,8 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
     def stop_tuning(self):
         """End of tuning: settings, and the centre of the thermometer, stay as they are."""
         self.tune = False
-        if self.tuning is not None:
-            self.tuning = self.choose(self.tuning)
+        if self.tuning is not None and self.state is not None:
+            self._revise(self.state.position)
 
     def begin_draw(self, position):
         """Estimate what ``update`` needs once per draw; samplers may override it."""

@@ -39,8 +39,9 @@ def mean_and_error(measured, target, weight) -> tuple[float, float]:
         return np.nan, np.nan
     # within a chain: chains count alike, even where each has found its own learning rate
     weight = weight[:, used] / weight[:, used].mean(axis=1, keepdims=True)
-    ratio = measured[:, used] / target[:, used] * weight
-    return ratio.mean(), float(np.squeeze(az.mcse(ratio)))
+    ratio = measured[:, used] / target[:, used]
+    mean = np.mean(ratio * weight)
+    return mean, float(np.squeeze(az.mcse((ratio - mean) * weight)))
 
 
 def _by_step(stat) -> list[np.ndarray]:

@@ -45,16 +45,29 @@ def test_wrong_temperature_is_warned_of_with_number_and_remedy(mean, target):
     [measured], [error] = configurational_temperature(run)
     assert abs(measured - mean / target) < 5 * error
     [warning] = temperature_warnings(run)
-    assert f"is {measured:.2f} ± {error:.2f} times" in warning.message
-    hot = f"about {measured**0.5:.2f} times the true ones"
+    assert f"is {measured:.3g} ± {error:.2g} times" in warning.message
+    hot = f"about {measured:.3g} times the true ones"
     assert (hot in warning.message) == (mean > target)
     assert ("Lower learning_rate" in warning.message) == (mean > target)
     assert ("Raise tune" in warning.message) == (mean < target)
 
 
-@pytest.mark.parametrize("settings", [{"mean": 1.0}, {"mean": 1.08}, {"mean": 1.2, "sd": 30.0}])
+@pytest.mark.parametrize("settings", [{"mean": 1.0}, {"mean": 1.08}, {"mean": 1.2, "sd": 5.0}])
 def test_temperature_within_ten_percent_or_its_error_is_not(settings):
     assert temperature_warnings(finished_run(**settings)) == []
+
+
+def test_uncertain_temperature_is_warned_of():
+    [warning] = temperature_warnings(finished_run(1.2, sd=30.0))
+    assert "too uncertain to tell" in warning.message and "Raise tune" in warning.message
+
+
+def test_error_isnt_that_of_the_weights_where_chains_found_learning_rates_of_their_own():
+    # Weights differ by chain, temperatures don't.
+    weight = np.array([1.0, 2.0, 1.3, 0.6])[:, None]
+    [mean], [error] = configurational_temperature(finished_run(1.3, weight=weight))
+    assert abs(mean - 1.3) < 5 * 0.5 / np.sqrt(2000)
+    assert error == pytest.approx(0.5 / np.sqrt(2000), rel=0.2)
 
 
 def test_each_step_of_a_compound_is_judged_apart():

@@ -101,7 +101,7 @@ def run(reference, sampler, settings, **sample):
         if stops or row["diverging"] or row["draws"] != [CHAINS, sample["draws"]]:
             row["stopped"] = (stops or ["cut short without a word"])[0]
     if "stopped" in row:
-        row["verdict"] = "stopped"
+        row |= {"verdict": "stopped", "warning_missed": False}
     return row | {"messages": [text.splitlines()[0] for text in texts]}
 
 
@@ -131,7 +131,7 @@ def measure(idata, reference):
         "diverging": int(np.sum(stats["diverging"].values)),
         "finite": bool(np.isfinite(x).all()),
         "learning_rate": rounded(np.mean(stats["learning_rate"].values))[0],
-        "friction": "friction" in stats and rounded(np.mean(stats["friction"].values))[0],
+        "friction": "friction" in stats and rounded(np.nanmean(stats["friction"].values))[0],
         "control_variates": float(np.mean(stats["control_variates"].values)),
         "ratio": rounded(ratios.mean(), scalar(az.mcse, ratios)),
         "temperature": rounded(temperature, error),
@@ -151,6 +151,8 @@ def verdict(row):
     if not (row["max_r_hat"] or np.inf) < MAX_R_HAT:
         return "not mixed"
     quotient, ours, theirs = row["quotient"]
+    if ours is None:
+        return "vague"
     error = np.hypot(ours, theirs)
     if abs(quotient - 1) < TOLERANCE + ERRORS * error:
         return "holds" if error < VAGUE else "vague"

@@ -1,0 +1,514 @@
+"""Settings that nobody gave: right results with untouched defaults, and given ones untouched."""
+
+import copy
+import itertools
+import pickle
+
+import arviz as az
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+import references
+
+from targets import GaussianMean, linear_regression
+
+from pymc_sghmc import SGHMC, SGLD, automatic, schedules
+from pymc_sghmc.tuning import MAX_LEARNING_RATE
+
+FAST = {"mode": "FAST_COMPILE"}
+C = {"mode": "CVM"}
+QUIET = {"progressbar": False, "compute_convergence_checks": False}
+SETTINGS = ("learning_rate", "friction", "gradient_noise", "control_variates")
+
+
+def scalar(statistic, x, **kwargs):
+    return float(np.squeeze(statistic(x, **kwargs)))
+
+
+def discrepancies(draws, mean, sd, mean_error=0.0, sd_error=0.0):
+    """Checks that fail: means within .1 sd, sds within 5 %, each and four standard errors; R-hat."""
+    found = set()
+    for i in range(draws.shape[-1]):
+        x = draws[..., i]
+        error = np.hypot(scalar(az.mcse, x), np.broadcast_to(mean_error, mean.shape)[i])
+        if abs(x.mean() - mean[i]) > 0.1 * sd[i] + 4 * error:
+            found.add("mean")
+        # relative error of an sd: half of that of the mean square
+        squares = (x - x.mean()) ** 2
+        error = np.hypot(scalar(az.mcse, squares) / squares.mean() / 2, sd_error)
+        if abs(x.std() / sd[i] - 1) > 0.05 + 4 * error:
+            found.add("sd")
+        if not scalar(az.rhat, x) <= 1.01:
+            found.add("r_hat")
+    return found
+
+
+def of_wells(idata):
+    posterior = idata.posterior
+    return np.concatenate([posterior["intercept"].values[..., None], posterior["beta"].values], -1)
+
+
+def run_chain(step, point, n):
+    """Positions, statistics and the last point of ``n`` draws."""
+    positions, stats = [], []
+    for _ in range(n):
+        point, [row] = step.step(point)
+        positions.append(np.concatenate([np.ravel(point[name]) for name in step.var_names]))
+        stats.append(row)
+    return np.array(positions), {key: np.array([s[key] for s in stats]) for key in stats[0]}, point
+
+
+def started(step, seed=0):
+    step.begin_chain(np.random.default_rng(seed))
+    return step
+
+
+@pytest.fixture(scope="module")
+def model():
+    return linear_regression(200)
+
+
+# --- Untouched defaults on real data
+
+
+RUNS = {
+    "SGHMC": (SGHMC, {"batch_size": 200}, 1000),
+    "SGLD": (SGLD, {"batch_size": 200}, 1500),
+    "SGHMC on all data": (SGHMC, {}, 600),
+}
+
+
+def sample_wells(model, name):
+    sampler, batch, draws = RUNS[name]
+    with model:
+        step = sampler(**batch, compile_kwargs=C)
+        return pm.sample(draws, tune=200, chains=4, cores=2, step=step, random_seed=1, **QUIET)
+
+
+@pytest.fixture(scope="module")
+def wells_runs(data):
+    """Runs on wells by name, each sampled when a test first asks for it."""
+    reference, runs = references.wells(data), {}
+
+    def get(name):
+        if name not in runs:
+            runs[name] = sample_wells(reference.model, name)
+        return reference, runs[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_wells_posterior_is_right_without_any_setting(wells_runs, name):
+    reference, idata = wells_runs(name)
+    draws = of_wells(idata)
+    found = discrepancies(
+        draws, reference.mean, reference.sd, reference.error, reference.sd_error
+    )
+    assert not found, found
+    assert min(scalar(az.ess, draws[..., i]) for i in range(3)) > 500
+
+
+def test_check_fails_with_half_of_the_data(data):
+    reference = references.wells(data)
+    X, y = references.wells_data(data)
+    idata = sample_wells(references.logistic_model(X[::2], y[::2]), "SGHMC")
+    assert "sd" in discrepancies(of_wells(idata), reference.mean, reference.sd)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_settings_are_frozen_in_kept_draws(wells_runs, name):
+    _, idata = wells_runs(name)
+    stats = idata.sample_stats
+    for key in SETTINGS:
+        values = stats[key].values.reshape(4, -1)
+        np.testing.assert_array_equal(values, np.repeat(values[:, :1], values.shape[1], axis=1), key)
+    assert (stats["learning_rate"].values > 0).all()
+    assert (stats["control_variates"].values == (name != "SGHMC on all data")).all()
+    assert not stats["diverging"].values.any()
+
+
+def test_settings_follow_the_measurements_while_tuning_and_freeze_after(model):
+    step = started(SGHMC(batch_size=10, gradient="plain", model=model, compile_kwargs=FAST))
+    _, tuned, point = run_chain(step, model.initial_point(), 70)
+    assert len(np.unique(tuned["learning_rate"])) > 2
+    assert len(np.unique(tuned["gradient_noise"])) > 2
+    step.stop_tuning()
+    before = step.tuning
+    _, kept, _ = run_chain(step, point, 40)
+    for key in SETTINGS:
+        assert len(np.unique(kept[key])) == 1, key
+    assert step.tuning is before
+    # the choice keeps its promise by its own measurement
+    assert step.tuning.bias <= step.target_bias * (1 + 1e-6)
+
+
+# --- What is given stays
+
+
+P_DENSE = np.diag([0.004, 0.004, 0.003]) + 0.0005
+GIVEN = {
+    "learning_rate": ({"learning_rate": 1e-4}, {"learning_rate": 1e-4}),
+    "schedule": ({"learning_rate": schedules.constant(2e-4)}, {"learning_rate": 2e-4}),
+    "friction": ({"friction": 0.37}, {"friction": 0.37}),
+    "no noise estimate": ({"noise_estimate": None}, {"gradient_noise": np.nan}),
+    "plain": ({"gradient": "plain"}, {"control_variates": False}),
+    "control variates": ({"gradient": "control_variates"}, {"control_variates": True}),
+    "temperature": ({"temperature": 1.7}, {"target_temperature": 1.7}),
+    "diagonal": ({"preconditioner": np.array([0.004, 0.005, 0.003])}, {}),
+    "dense": ({"preconditioner": P_DENSE}, {}),
+    "euler": ({"integrator": "euler"}, {}),
+    "centre": ({"centre": {"beta": np.array([0.9, -0.9]), "sigma": 0.75}}, {}),
+    "all": (
+        {
+            "learning_rate": 0.01, "friction": 0.2, "noise_estimate": 0.05, "gradient": "plain",
+            "preconditioner": P_DENSE, "integrator": "euler", "temperature": 0.8,
+        },
+        {
+            "learning_rate": 0.01, "friction": 0.2, "gradient_noise": 0.05 / 0.2,
+            "control_variates": False, "target_temperature": 0.8,
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_given_settings_are_never_changed(model, name):
+    given, expected = GIVEN[name]
+    step = started(SGHMC(batch_size=20, model=model, compile_kwargs=FAST, **given))
+    _, tuned, point = run_chain(step, model.initial_point(), 70)
+    step.stop_tuning()
+    _, kept, _ = run_chain(step, point, 5)
+    for stats, (key, value) in itertools.product((tuned, kept), expected.items()):
+        np.testing.assert_array_equal(stats[key], np.full(len(stats[key]), value), key)
+    if "learning_rate" in given and "preconditioner" not in given:
+        assert step.factor is None  # a rate has a unit
+    if "preconditioner" in given:
+        P = given["preconditioner"]
+        factor = np.sqrt(P) if P.ndim == 1 else np.linalg.cholesky(P)
+        np.testing.assert_array_equal(step.factor, factor)
+    if "centre" in given:
+        centre = [0.9, -0.9, np.log(0.75)]
+        np.testing.assert_allclose(step.setup.centre.position, centre, rtol=1e-14)
+    if "integrator" in given:
+        assert step.integrator == "euler" and step.update.__module__ == "pymc_sghmc.sghmc"
+    # Without the rest being given, the rest is found: no setting is NaN.
+    assert (kept["learning_rate"] > 0).all() and (kept["friction"] > 0).all()
+    if step.schedule is None:
+        assert step.tuning.bias <= step.target_bias * (1 + 1e-6)
+
+
+def test_all_settings_given_need_no_setup(model):
+    given, _ = GIVEN["all"]
+    step = SGHMC(batch_size=20, model=model, compile_kwargs=FAST, **given)
+    assert not step.needs_setup and step.setup is None
+
+
+@pytest.mark.parametrize("n_steps", [1, 7])
+def test_number_of_inner_steps_is_kept(model, n_steps):
+    step = started(SGHMC(batch_size=20, n_steps=n_steps, model=model, compile_kwargs=FAST))
+    run_chain(step, model.initial_point(), 10)
+    assert step.n_updates == 10 * n_steps
+
+
+@pytest.mark.parametrize("integrator", ["euler", "baoab"])
+@pytest.mark.parametrize(
+    ("beta_hat", "eta"),
+    [(0.05, "auto"), (0.3, 1e-5), (0.9, 1e-5), (0.9, "auto"), (np.full(3, 0.4), 1e-5)],
+    ids=str,
+)
+def test_given_noise_estimate_is_kept_and_friction_stays_above_it(model, integrator, beta_hat, eta):
+    step = started(
+        SGHMC(
+            batch_size=20, noise_estimate=beta_hat, learning_rate=eta, gradient="plain",
+            preconditioner="diag", integrator=integrator, model=model, compile_kwargs=FAST,
+        )
+    )  # fmt: skip
+    _, stats, _ = run_chain(step, model.initial_point(), 20)
+    np.testing.assert_allclose(
+        stats["gradient_noise"] * stats["friction"], np.max(beta_hat), rtol=1e-12
+    )
+    assert (stats["gradient_noise"] <= 1).all()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_another_temperature_is_not_taken_for_a_hot_chain(model, temperature):
+    step = started(SGHMC(batch_size=50, temperature=temperature, model=model, compile_kwargs=FAST))
+    run_chain(step, model.initial_point(), 130)
+    assert step.tuning.limit == MAX_LEARNING_RATE
+
+
+# --- Chains
+
+
+def test_chains_start_at_overdispersed_points_of_their_own(model):
+    step = SGHMC(batch_size=20, n_steps=1, model=model, compile_kwargs=FAST)
+    starts, init = [], step.init
+
+    def spy(position, *args):
+        starts.append(position)
+        return init(position, *args)
+
+    step.init = spy
+    for seed in range(100):
+        started(step, seed).step(model.initial_point())
+    assert len({tuple(start) for start in starts}) == 100
+    z = np.array(starts) - np.linalg.solve(step.factor, step.setup.centre.position)
+    # twice the posterior's sd: mean square 4, within 4.5 standard errors
+    assert abs(np.mean(z**2) - 4) < 4.5 * 4 * np.sqrt(2 / z.size)
+    assert abs(z.mean()) < 4.5 * 2 / np.sqrt(z.size)
+
+
+def test_given_learning_rate_starts_where_pymc_says(model):
+    step = started(SGHMC(batch_size=20, learning_rate=1e-14, n_steps=1, model=model, compile_kwargs=FAST))
+    [position], _, _ = run_chain(step, model.initial_point(), 1)
+    np.testing.assert_allclose(position, [0, 0, model.initial_point()["sigma_log__"]], atol=1e-5)
+
+
+def test_without_tuning_it_is_right(model):
+    target = GaussianMean(n_rows=500)
+    covariance = np.linalg.inv(target.H)
+    with target.model():
+        step = SGHMC(batch_size=50, compile_kwargs=C)
+        idata = pm.sample(1500, tune=0, chains=4, cores=2, step=step, random_seed=3, **QUIET)
+    found = discrepancies(
+        idata.posterior["mu"].values[:, 50:], target.mean, np.sqrt(np.diag(covariance))
+    )
+    assert not found, found
+    assert len(np.unique(idata.sample_stats["learning_rate"])) == 1
+
+
+@pytest.mark.parametrize("sampler", [SGHMC, SGLD])
+def test_same_seed_gives_the_same_draws_whatever_the_cores_and_runs(model, sampler):
+    with model:
+        step = sampler(batch_size=20, compile_kwargs=FAST)
+        runs = [
+            pm.sample(5, tune=40, chains=2, cores=cores, step=step, random_seed=3, **QUIET)
+            for cores in (1, 1, 2)
+        ]
+        other = pm.sample(5, tune=40, chains=2, cores=1, step=step, random_seed=4, **QUIET)
+    for run in runs[1:]:
+        np.testing.assert_array_equal(run.posterior["beta"], runs[0].posterior["beta"])
+        for key in SETTINGS:
+            np.testing.assert_array_equal(run.sample_stats[key], runs[0].sample_stats[key])
+    assert not np.array_equal(other.posterior["beta"], runs[0].posterior["beta"])
+
+
+@pytest.mark.parametrize("n_tuned", [3, 40, 70])
+@pytest.mark.parametrize("tuned_only", [True, False])
+@pytest.mark.parametrize("batch_size", [20, None])
+def test_restored_state_goes_on_exactly(model, n_tuned, tuned_only, batch_size):
+    def build():
+        return SGHMC(batch_size=batch_size, n_steps=3, model=model, compile_kwargs=FAST)
+
+    step = started(build())
+    _, _, point = run_chain(step, model.initial_point(), n_tuned)
+    if not tuned_only:
+        step.stop_tuning()
+        _, _, point = run_chain(step, point, 3)
+    state = copy.deepcopy(step.sampling_state)
+    saved = pickle.loads(cloudpickle.dumps(step.sampling_state))
+    expected, stats, _ = run_chain(step, point, 40)
+    for target, memory in ((step, state), (build(), saved)):
+        target.sampling_state = memory
+        positions, again, _ = run_chain(target, point, 40)
+        np.testing.assert_array_equal(positions, expected)
+        for key in SETTINGS:
+            np.testing.assert_array_equal(again[key], stats[key])
+
+
+def test_restored_state_of_a_chain_that_found_its_own_setup(model):
+    # A start far off, from which the chain's setup is another than that of the step.
+    point = {"beta": np.array([40.0, -30.0]), "sigma_log__": np.array(3.0)}
+    step = started(SGHMC(batch_size=20, model=model, compile_kwargs=FAST))
+    _, _, there = run_chain(step, point, 10)
+    assert step.setup is not step.shared_setup
+    state = copy.deepcopy(step.sampling_state)
+    expected, _, _ = run_chain(step, there, 10)
+    fresh = SGHMC(batch_size=20, model=model, compile_kwargs=FAST)
+    fresh.sampling_state = state
+    np.testing.assert_array_equal(run_chain(fresh, there, 10)[0], expected)
+
+
+def test_restored_state_of_a_chain_whose_centre_has_moved():
+    # A mode far from the bulk of the draws: after 32 draws their mean becomes the centre.
+    with pm.Model() as model:
+        x = pm.Flat("x", shape=2)
+        spike = -0.5 * (x**2).sum() / 0.02**2 - np.log(0.02**2) - 12
+        pm.Potential("energy", pm.math.logaddexp(spike, -0.5 * ((x - 0.3) ** 2).sum()))
+    point = {"x": np.array([0.01, 0.0])}
+    step = started(SGHMC(model=model, compile_kwargs=FAST))
+    positions, _, there = run_chain(step, point, 130)
+    assert not step.setup_from[1]  # the setup isn't that of the optimiser
+    state = copy.deepcopy(step.sampling_state)
+    expected, _, _ = run_chain(step, there, 10)
+    fresh = SGHMC(model=model, compile_kwargs=FAST)
+    fresh.sampling_state = state
+    np.testing.assert_array_equal(run_chain(fresh, there, 10)[0], expected)
+
+
+def test_unpickled_step_goes_on_exactly_and_needs_no_new_setup(model, monkeypatch):
+    step = started(SGHMC(batch_size=20, model=model, compile_kwargs=FAST))
+    pristine = cloudpickle.dumps(step)
+    _, _, point = run_chain(step, model.initial_point(), 20)
+    pickled = cloudpickle.dumps(step)
+    expected, _, _ = run_chain(step, point, 20)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a worker repeats the passes over all data")
+
+    monkeypatch.setattr(automatic, "set_up", refuse)
+    np.testing.assert_array_equal(run_chain(pickle.loads(pickled), point, 20)[0], expected)
+    worker = started(pickle.loads(pristine))
+    positions, _, _ = run_chain(worker, model.initial_point(), 20)
+    again, _, _ = run_chain(started(step), model.initial_point(), 20)
+    np.testing.assert_array_equal(positions, again)
+
+
+# --- Beside other steps
+
+
+def conditional_model():
+    """y_i ~ N(a + k x_i + b u_i, 1) with k discrete: exact by enumeration of k."""
+    rng = np.random.default_rng(0)
+    n_rows = 60
+    x, u = 0.25 * rng.normal(size=n_rows), rng.normal(size=n_rows)
+    y = 1.0 + 2 * x - 0.5 * u + rng.normal(size=n_rows)
+    A, weights, means, covariances = np.column_stack([np.ones(n_rows), u]), [], [], []
+    H = A.T @ A + np.eye(2)
+    for k in range(5):
+        r = y - k * x
+        mean = np.linalg.solve(H, A.T @ r)
+        weights.append(np.exp(0.5 * mean @ H @ mean - 0.5 * r @ r + 0.5 * y @ y - 60))
+        means.append([*mean, k])
+        covariances.append(np.linalg.inv(H))
+    weights, means = np.array(weights) / np.sum(weights), np.array(means)
+    mean = weights @ means
+    variance = weights @ (means - mean) ** 2
+    variance[:2] += np.diag(np.linalg.inv(H))
+    with pm.Model() as model:
+        a, b, k = pm.Normal("a"), pm.Normal("b"), pm.DiscreteUniform("k", 0, 4)
+        pm.Normal("y", a + k * x + b * u, 1, observed=y)
+    return model, mean, np.sqrt(variance)
+
+
+@pytest.mark.parametrize("gradient", ["auto", "control_variates"])
+def test_mixes_with_nuts_and_metropolis(gradient):
+    model, mean, sd = conditional_model()
+    with model:
+        steps = [
+            SGHMC([model["a"]], batch_size=20, gradient=gradient, compile_kwargs=C),
+            pm.NUTS([model["b"]], compile_kwargs=C),
+            pm.Metropolis([model["k"]]),
+        ]
+        idata = pm.sample(1000, tune=250, chains=4, cores=2, step=steps, random_seed=2, **QUIET)
+    draws = np.stack([idata.posterior[name].values.astype(float) for name in "abk"], axis=-1)
+    found = discrepancies(draws, mean, sd)
+    assert not found, found
+    # A likelihood that needs others' unknowns has no centre to keep, unless it is asked for.
+    uses = idata.sample_stats["control_variates"].values
+    assert (uses == (gradient == "control_variates")).all()
+
+
+@pytest.mark.parametrize("blocked", [True, False])
+def test_two_steps_of_its_own_kind(blocked):
+    # blocked=False makes one step for each unknown; else two are passed.
+    rng = np.random.default_rng(1)
+    u = rng.normal(size=100)
+    y = 1.0 + 0.5 * u + rng.normal(size=100)
+    A = np.column_stack([np.ones(100), u])
+    H = A.T @ A + np.eye(2)
+    with pm.Model() as model:
+        a, b = pm.Normal("a"), pm.Normal("b")
+        pm.Normal("y", a + b * u, 1, observed=y)
+        settings = {"batch_size": 30, "compile_kwargs": C}
+        if blocked:
+            step = [SGHMC([a], **settings), SGLD([b], n_steps=50, **settings)]
+        else:
+            step = SGHMC(blocked=False, **settings)
+        idata = pm.sample(1000, tune=300, chains=4, cores=2, step=step, random_seed=2, **QUIET)
+    draws = np.stack([idata.posterior[name].values for name in "ab"], axis=-1)
+    found = discrepancies(draws, np.linalg.solve(H, A.T @ y), np.sqrt(np.diag(np.linalg.inv(H))))
+    assert not found, found
+    assert idata.sample_stats["learning_rate"].shape == (4, 1000, 2)
+
+
+# --- Where the centre doesn't serve, and where the curvature grows
+
+
+def test_two_modes_fall_back_to_plain_minibatches():
+    # ½N(θ, 1) + ½N(−θ, 1): two modes, a start between them, and draws that cross over.
+    rng = np.random.default_rng(3)
+    y = rng.normal(size=40) + 0.5 * rng.choice([-1, 1], size=40)
+    grid = np.linspace(-3, 3, 6001)
+    logp = np.logaddexp(-0.5 * (y[:, None] - grid) ** 2, -0.5 * (y[:, None] + grid) ** 2).sum(axis=0)
+    weights = np.exp(logp - logp.max() - grid**2 / 8)
+    square, fourth = (np.average(grid**k, weights=weights) for k in (2, 4))
+    assert 0.01 < weights[np.abs(grid) < 0.05].sum() / weights.sum() < 0.1
+    with pm.Model() as model:
+        theta = pm.Normal("theta", 0, 2)
+        pm.Mixture("y", [0.5, 0.5], [pm.Normal.dist(theta, 1), pm.Normal.dist(-theta, 1)], observed=y)
+        step = SGHMC(batch_size=20, compile_kwargs=C)
+        idata = pm.sample(2000, tune=500, chains=4, cores=2, step=step, random_seed=1, **QUIET)
+    x = idata.posterior["theta"].values
+    squares = x**2
+    assert abs(squares.mean() / square - 1) < 0.1 + 4 * scalar(az.mcse, squares) / square
+    assert abs(np.mean(squares**2) / fourth - 1) < 0.2 + 4 * scalar(az.mcse, squares**2) / fourth
+    assert (np.abs(np.diff(np.sign(x), axis=1)).sum(axis=1) > 0).all()
+    assert not idata.sample_stats["control_variates"].values.any()
+
+
+def growing_curvature(power):
+    with pm.Model() as model:
+        x = pm.Flat("x", shape=2)
+        pm.Potential("energy", -(0.5 * x**2 + 10 * x**power).sum())
+    grid = np.linspace(-3, 3, 60_001)
+    weights = np.exp(-0.5 * grid**2 - 10 * grid**power)
+    return model, np.sqrt(np.average(grid**2, weights=weights))
+
+
+@pytest.mark.parametrize("sampler", [SGHMC, SGLD])
+@pytest.mark.parametrize("power", [4, 6])
+def test_curvature_that_grows_away_from_the_mode(sampler, power):
+    model, sd = growing_curvature(power)
+    with model:
+        step = sampler(compile_kwargs=C)
+        idata = pm.sample(1500, tune=300, chains=4, cores=2, step=step, random_seed=1, **QUIET)
+    assert not idata.sample_stats["diverging"].values.any()
+    found = discrepancies(idata.posterior["x"].values, np.zeros(2), np.full(2, sd))
+    assert not found, found
+
+
+def test_divergence_while_tuning_lowers_the_rate_and_goes_on():
+    # NaN beyond |x| = 2.5 sd, where a chain comes every hundred draws or so.
+    with pm.Model() as model:
+        x = pm.Flat("x")
+        pm.Potential("energy", pm.math.switch(pm.math.abs(x) < 2.5, -0.5 * x**2, x * np.nan))
+    step = started(SGHMC(model=model, compile_kwargs=FAST), 1)
+    positions, stats, point = run_chain(step, model.initial_point(), 60)
+    assert np.isfinite(positions).all()
+    [at, *_] = np.flatnonzero(stats["diverging"])
+    assert at > 0 and positions[at] != positions[at - 1]  # it starts anew near the centre
+    rates = stats["learning_rate"]
+    assert rates[at + 1] == pytest.approx(rates[at] / 4)
+    assert step.tuning.n_divergences == stats["diverging"].sum()
+    # and no divergence is passed over in kept draws
+    step.stop_tuning()
+    _, stats, _ = run_chain(step, point, 1)
+    step.update = explode
+    _, [stats] = step.step(point)
+    assert stats["diverging"] and stats["warning"] is not None
+
+
+def explode(state, gradient, *args, **kwargs):
+    gradient(np.full(1, 1e9), gradient.draw_minibatch(None))
+
+
+@pytest.mark.parametrize("batch_size", [None, 20])
+def test_temperature_zero_ends_at_the_mode(model, batch_size):
+    step = started(SGHMC(batch_size=batch_size, temperature=0, model=model, compile_kwargs=FAST))
+    positions, _, point = run_chain(step, model.initial_point(), 150)
+    dlogp = model.compile_dlogp()
+    L = step.setup.centre.factor
+    assert np.linalg.norm(L.T @ dlogp(point)) < 0.05
