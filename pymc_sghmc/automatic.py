@@ -23,8 +23,9 @@ from pymc_sghmc.tuning import ChainTuning, score
 __all__ = ["AutomaticSettings"]
 
 FAR = 1.5  # sds in some direction by which the mean of the draws may leave the centre
+LOST = 1000.0  # sds in some direction at which a chain can't be meant to be
 FEW_DRAWS = 50  # of tuning, too few to measure by
-MAX_DIVERGENCES = 10  # while tuning, each with a quarter of the learning rate before it
+MAX_DIVERGENCES = 20  # while tuning, each with a quarter of the learning rate before it
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
@@ -75,6 +76,7 @@ class AutomaticSettings:
             return  # pm.sample may start elsewhere; if not, the first draw says what is wrong
         self.shared_setup = self.setup
         _log.info(self.describe(time.perf_counter() - began))
+        self.begin_chain(self.rng)
 
     def describe(self, seconds) -> str:
         """Say what was set up and chosen."""
@@ -99,8 +101,12 @@ class AutomaticSettings:
             self.target = PreconditionedGradient(self.meter, self.factor)
             self.quiet = PreconditionedGradient(gradient, self.factor)
 
-    def _set_up(self, start, optimise=True):
-        """Centre, coordinates and noise from here; reused where nothing has changed."""
+    def _set_up(self, start, scale=None):
+        """Centre, coordinates and noise from here; reused where nothing has changed.
+
+        With a ``scale``, the factor of an earlier centre, ``start`` is the centre.
+        """
+        optimise = scale is None
         key = (start, optimise, self.gradient.given, self.gradient.arrays)
         known = [s for s in (self.setup, self.shared_setup) if s and same_inputs(s.key, key)]
         if known:
@@ -118,10 +124,9 @@ class AutomaticSettings:
                 preconditioner=self.preconditioner,
                 optimise=optimise and self.given_centre is None,
                 temperature=self.temperature,
-                scale=None if optimise or self.setup is None else self.setup.centre.factor,
+                scale=scale,
             )
-        self.setup_from = (start, optimise, self.gradient.given)
-        self.is_ready = True
+        self.setup_from = self.ready_for = (start, scale, self.gradient.given)
         self.factor, noise, options = self.setup.factor, self.setup.noise, []
         if noise["control_variates"] is not None:
             options.append(self.choose(ChainTuning(True, noise["control_variates"], [])))
@@ -138,11 +143,11 @@ class AutomaticSettings:
             # far from the centre control variates are noisier than any given learning rate allows
             if self.schedule is None or self.uses_control_variates:
                 position = self._jump()
-        elif self.needs_setup and not self.is_ready:
+        elif self.needs_setup and self.setup_from is not self.ready_for:
             tuning, now = self.tuning, self.gradient.given
-            start, optimise, given = self.setup_from
+            start, scale, given = self.setup_from
             self.gradient.set_given(given)
-            self._set_up(start, optimise)
+            self._set_up(start, scale)
             self.gradient.set_given(now)
             self.tuning = tuning
             self._use(self.control_variates if tuning.control_variates else self.gradient)
@@ -165,12 +170,15 @@ class AutomaticSettings:
         """Learn from a tuning draw; new settings after 8, 16, 32, … of them."""
         if not self.gradient.is_exact:
             self.tuning = self.tuning.with_noise(self.quiet.noise_covariance(position, self.rng))
-        self.tuning = self.tuning.with_temperature(temperature, self.target_bias)
+        relative = temperature / (self.temperature or 1.0)
+        self.tuning = self.tuning.with_temperature(relative, self.target_bias)
         n = self.n_tuned
         if n < 8 or n & (n - 1):
             return
         if n >= 32 and self._has_moved():
-            self._set_up(self.centre.astype(self.gradient.dtype), optimise=False)
+            n_divergences = self.tuning.n_divergences
+            self._set_up(self.centre.astype(self.gradient.dtype), self.setup.centre.factor)
+            self.tuning = self.tuning._replace(n_divergences=n_divergences)
             self.state = None
         else:
             self._revise(position)
@@ -184,6 +192,17 @@ class AutomaticSettings:
         if self.control_variates is not None and self.gradient_kind == "auto":
             self._reconsider(position)
 
+    def _shift(self, position):
+        """L⁻¹(θ − θ̂): distance from the centre in its own standard deviations."""
+        shift, scale = position - self.setup.centre.position, self.setup.centre.factor
+        return shift / scale if scale.ndim == 1 else solve_triangular(scale, shift, lower=True)
+
+    def _is_lost(self, position) -> bool:
+        """Whether a chain that is free to slow down has run away, long before it overflows."""
+        if not (self.tune and self.schedule is None):
+            return False
+        return not np.abs(self._shift(position)).max() < LOST
+
     def _has_moved(self) -> bool:
         """Whether the mean of the draws has left the centre, or other unknowns their values."""
         if self.given_centre is not None or self.schedule is not None:
@@ -193,9 +212,7 @@ class AutomaticSettings:
             for a, b in zip(self.setup_from[2], self.gradient.given, strict=True)
         ):
             return True
-        shift, scale = self.centre - self.setup.centre.position, self.setup.centre.factor
-        shift = shift / scale if scale.ndim == 1 else solve_triangular(scale, shift, lower=True)
-        return bool(np.abs(shift).max() > FAR)
+        return bool(np.abs(self._shift(self.centre)).max() > FAR)
 
     def _reconsider(self, position):
         """Change to the other gradient where that is clearly better here, far from the centre, say."""
@@ -214,7 +231,7 @@ class AutomaticSettings:
             self._use(self.gradient if used else self.control_variates)
 
     def _notice(self):
-        """What the first draw after tuning has to say of the settings, or None."""
+        """Warn, at the first draw after tuning, of settings that may be wrong."""
         if self.tuning is None or not self.is_tuned:
             return None
         name = type(self).__name__
@@ -237,10 +254,12 @@ class AutomaticSettings:
         free = self.tune and self.schedule is None and self.tuning is not None
         if not free or self.tuning.n_divergences >= MAX_DIVERGENCES:
             return False
-        self.tuning = self.choose(
-            self.tuning._replace(
-                limit=self.tuning.limit / 4, n_divergences=self.tuning.n_divergences + 1
-            )
-        )
+        slower = {"limit": self.tuning.limit / 4, "n_divergences": self.tuning.n_divergences + 1}
+        if self.gradient.given_types:
+            try:  # the other unknowns may have moved the mode
+                self._set_up(self.initial)
+            except NonFinite:
+                return False
+        self.tuning = self.choose(self.tuning._replace(**slower))
         self.state = None
         return True

@@ -188,7 +188,10 @@ def _target_temperature(steps) -> float:
 
 def _weights(steps, n_chains, n_all) -> np.ndarray:
     """Weights of the draws, where all stochastic-gradient steps agree on them."""
-    weights = [np.nan_to_num(step.weight / np.nanmean(step.weight, axis=1, keepdims=True)) for step in steps]
+    weights = [
+        np.nan_to_num(step.weight / np.nanmean(step.weight, axis=1, keepdims=True))
+        for step in steps
+    ]
     if weights and all(np.allclose(weight, weights[0]) for weight in weights):
         return weights[0]
     return np.ones((n_chains, n_all))

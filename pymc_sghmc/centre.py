@@ -18,8 +18,8 @@ __all__ = ["MAX_DENSE", "Centre", "find_centre", "largest_curvature"]
 
 MAX_DENSE = 1000  # above, d² numbers cost more than the gradient of a usual minibatch
 SUBSET_ROWS = 50_000  # that the optimiser works on first, and that tell the curvature
-ROUNDS = 6  # of curvature and optimiser; two suffice where the posterior is near a Gaussian
-WIDEN = 10  # the most by which a new look at the curvature may widen a scale
+ROUNDS = 8  # of curvature and optimiser; two suffice where the posterior is near a Gaussian
+WIDEN = 100  # the most by which a new look at the curvature may widen a scale
 NEAR = 0.1  # distance of a good centre from the mode, in posterior standard deviations
 
 
@@ -68,7 +68,8 @@ def find_centre(
     for i in range(ROUNDS):
         # Curvature at the point itself and, where that doesn't fit, over one sd on either side.
         values, vectors = _curvature(counted, x, factor, step=1.0 if i else None)
-        factor = _as_matrix(factor) @ (vectors / np.sqrt(_positive(values, widen)))
+        positive = _positive(values, widen)
+        factor = _as_matrix(factor) @ (vectors / np.sqrt(positive))
         widen, moved = WIDEN, 0.0
         if optimise:
             if values[0] < -NEAR:  # a saddle
@@ -76,7 +77,7 @@ def find_centre(
             new, _ = _climb(counted, x, factor, counted.subset, maxiter=100)
             moved = np.abs(np.linalg.solve(factor, new - x)).max()
             x = new
-        if values[0] > 0 and moved < 1 and _fits(counted, x, factor):
+        if values[0] >= positive.min() and moved < 1 and _fits(counted, x, factor):
             break
     if optimise and counted.subset is not None:
         x, _ = _climb(counted, x, factor, None, maxiter=20)

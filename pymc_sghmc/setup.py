@@ -119,7 +119,7 @@ def _noise(gradient, centre, factor, temperature):
         if factor is not None:
             position = target.from_theta(position)
         total += target.noise_covariance(position.astype(gradient.dtype), rng)
-    return total / N_PROBES
+    return np.nan_to_num(total / N_PROBES, nan=1e100, posinf=1e100)
 
 
 def near(centre, rng, scale):

@@ -285,6 +285,7 @@ class SGHMC(StochasticGradientStep):
         noise *= UNKNOWN_NOISE if self.estimated or self.compensates else 1.0
         h, slow, budget = self.setup.stiffness, self.setup.slowness, self.target_bias
         given = None if self.friction == "auto" else self.friction
+        least = 0.0 if self.beta_hat is None else float(np.max(self.beta_hat))  # α ≥ β̂
         eta = None if self.schedule is None else self.schedule(0)
 
         def bias(eta, alpha):
@@ -292,12 +293,12 @@ class SGHMC(StochasticGradientStep):
 
         if eta is None:
             eta = largest_learning_rate(
-                lambda eta: bias(eta, given or critical_friction(eta, slow)),
+                lambda eta: bias(eta, given or max(critical_friction(eta, slow), least)),
                 budget,
                 tuning.limit / h,
             )
         alpha = given or smallest_friction(
-            lambda alpha: bias(eta, alpha), budget, critical_friction(eta, slow)
+            lambda alpha: bias(eta, alpha), budget, max(critical_friction(eta, slow), least)
         )
         rate = relaxation(self.integrator, eta, alpha, slow)
         return tuning._replace(learning_rate=eta, friction=alpha, bias=bias(eta, alpha), rate=rate)

@@ -186,7 +186,7 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
         self.tune = True
         self.state = self.centre = self.noise_covariance = self.fault = None
         self.setup_from = self.tuning = None
-        self.is_ready = False
+        self.ready_for = None
         self.n_updates = self.n_tuned = self.n_kept = 0
         self.gradient.load_data()
         self._use(self.gradient)
@@ -240,7 +240,7 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
                 position = state.position
                 if self.factor is not None:
                     position = self.target.to_theta(position)
-                if not np.isfinite(position).all():
+                if not np.isfinite(position).all() or self._is_lost(position):
                     raise NonFinite(position, position, info["minibatch_logp"])
         except NonFinite as error:
             if self._can_slow_down():
@@ -402,7 +402,7 @@ def _continuous_variables(vars, model, sampler) -> list:
 
 
 def _checked_preconditioner(preconditioner, d, schedule):
-    """ "diag", "dense", None or an array; "auto" is 1 with a given learning rate, which has a unit."""
+    """Check the argument: "auto" is 1 with a given learning rate, whose unit it would change."""
     if isinstance(preconditioner, str):
         if preconditioner not in ("auto", "diag", "dense"):
             raise ValueError(

@@ -60,13 +60,15 @@ def largest_learning_rate(bias, budget, upper=MAX_LEARNING_RATE) -> float:
     if bias(upper) <= budget:
         return upper
     lower = upper
-    while bias(lower) > budget:
+    while not bias(lower) <= budget:  # or not a number
         lower /= 16
         if lower < 1e-12:
             return lower
-    return math.exp(
-        brentq(lambda log_eta: bias(math.exp(log_eta)) - budget, math.log(lower), math.log(upper))
-    )
+
+    def excess(log_eta):
+        return min(bias(math.exp(log_eta)), 1e9) - budget
+
+    return math.exp(brentq(excess, math.log(lower), math.log(min(16 * lower, upper))))
 
 
 def smallest_friction(bias, budget, lower) -> float:
@@ -110,7 +112,9 @@ class ChainTuning(NamedTuple):
     n_divergences: int = 0
 
     def with_noise(self, noise):
-        """Take in V̂ of one more draw."""
+        """Take in V̂ of one more draw, unless it overflows on the way from the start."""
+        if not np.isfinite(noise).all():
+            return self
         n = self.n_measured + 1
         return self._replace(n_measured=n, noise=self.noise + (noise - self.noise) * 4 / (n + 3))
 

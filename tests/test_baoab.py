@@ -6,7 +6,14 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from stationary import NoisyLinear, Script, baoab_map, draw_map, stationary_covariance, with_gradient
+from stationary import (
+    NoisyLinear,
+    Script,
+    baoab_map,
+    draw_map,
+    stationary_covariance,
+    with_gradient,
+)
 
 from pymc_sghmc import SGHMC, baoab, sghmc
 
@@ -87,7 +94,9 @@ def test_noise_multiplies_the_variance_as_documented(eta, alpha, h, v, T):
     one = np.eye(1)
     settings = {"eta": eta, "alpha": alpha, "temperature": T}
     uncorrected = law(h * one, v * one, **settings)[0, 0] * h / T - 1
-    assert uncorrected == pytest.approx(eta * v / T * (2 - alpha) / (alpha * (4 - eta * h)), rel=1e-9)
+    assert uncorrected == pytest.approx(
+        eta * v / T * (2 - alpha) / (alpha * (4 - eta * h)), rel=1e-9
+    )
     # β̂ takes a share of what is injected, ½(2 − α)²β̂ of α(2 − α).
     beta_hat = min(alpha, 0.5 * eta * v / T)
     corrected = law(h * one, v * one, noise_estimate=beta_hat, **settings)[0, 0] * h / T - 1
@@ -110,7 +119,9 @@ def test_what_remains_of_corrected_noise_is_of_relative_order_eta():
     assert shares[0] < 0.1 * 0.25 * np.linalg.eigvalsh(H)[-1] * 1.1
 
 
-@pytest.mark.parametrize("estimate", [0.04, np.array([0.01, 0.05, 0.03]), BETA_HAT], ids=["number", "array", "matrix"])
+@pytest.mark.parametrize(
+    "estimate", [0.04, np.array([0.01, 0.05, 0.03]), BETA_HAT], ids=["number", "array", "matrix"]
+)
 @pytest.mark.parametrize("T", [0.4, 1.0, 2.5])
 def test_law_is_exact_for_every_noise_estimate_and_temperature(estimate, T):
     settings = {"eta": 0.2, "alpha": 0.3}

@@ -38,7 +38,9 @@ GAUSSIANS = {
     "correlated": correlated(),
     "ill-conditioned": correlated(condition=1e4),
     "scales from 1e-3 to 1e3": np.diag(np.geomspace(1e-3, 1e3, 7) ** -2),
-    "scaled and correlated": np.diag([1e3, 1.0, 1e-3, 1.0]) @ correlated() @ np.diag([1e3, 1.0, 1e-3, 1.0]),
+    "scaled and correlated": np.diag([1e3, 1.0, 1e-3, 1.0])
+    @ correlated()
+    @ np.diag([1e3, 1.0, 1e-3, 1.0]),
     "one": np.array([[1e-4]]),
 }
 
@@ -56,7 +58,9 @@ def test_mode_and_covariance_of_a_gaussian_are_exact(name, distance):
     sd = np.sqrt(np.diag(np.linalg.inv(H)))
     rng = np.random.default_rng(1)
     mean = rng.normal(size=len(H)) * sd
-    found = find_centre(gradient_of(potential(H, mean)), mean + distance * sd * rng.normal(size=len(H)))
+    found = find_centre(
+        gradient_of(potential(H, mean)), mean + distance * sd * rng.normal(size=len(H))
+    )
     off, unit = whitened(found, H, mean)
     assert off < NEAR
     np.testing.assert_allclose(unit, np.eye(len(H)), atol=1e-4)
@@ -64,7 +68,6 @@ def test_mode_and_covariance_of_a_gaussian_are_exact(name, distance):
     assert found.passes > len(H)
 
 
-@pytest.mark.xfail(strict=True, reason="find_centre stops before the widest scales are reached")
 def test_scales_from_1e_minus_6_to_1e6_are_found():
     H = np.diag(np.geomspace(1e-6, 1e6, 7) ** -2)
     found = find_centre(gradient_of(potential(H, np.zeros(7))), 3 * np.diag(H) ** -0.5)
@@ -81,8 +84,8 @@ def test_given_point_is_taken_as_it_is_and_measured():
     np.testing.assert_allclose(whitened(found, H, mean)[1], np.eye(4), atol=1e-4)
 
 
-def test_diagonal_factor_has_unit_largest_curvature():
-    # What many unknowns get: scales alone, of which the stiffest direction has curvature 1.
+def test_diagonal_factor_gives_the_posteriors_energy():
+    # What many unknowns get: one over the roots of the Hessian's diagonal, so that tr LᵀHL = d.
     rng = np.random.default_rng(3)
     scales = np.geomspace(0.1, 10, 6)
     X = rng.normal(size=(500, 6)) / scales
@@ -97,9 +100,9 @@ def test_diagonal_factor_has_unit_largest_curvature():
     off, unit = whitened(found, H, mean)
     assert found.factor.shape == (6,)
     assert off < 1  # the optimiser knows no scales here
-    values = np.linalg.eigvalsh(unit)
-    assert 0.85 < values[-1] < 1.15  # Lanczos to a tenth
-    assert values[0] > 0.2
+    # by the squares of 3,000 rows' gradients: a relative error of √(2/3000) for normal errors
+    np.testing.assert_allclose(np.diag(unit), 1, atol=0.25)
+    assert abs(np.trace(unit) / 6 - 1) < 0.12
     exact = np.linalg.eigvalsh(np.diag(scales) @ H @ np.diag(scales))[-1]
     assert largest_curvature(gradient, mean, scales) == pytest.approx(exact, rel=0.1)
 
@@ -286,7 +289,9 @@ def test_what_find_map_returns_is_a_centre():
 @pytest.mark.parametrize("point", [{"beta": np.zeros(2)}, {"sigma": 1.0, "alpha": 2.0}, {}])
 def test_centre_with_an_unknown_missing_is_refused_by_name(point):
     missing = " and ".join(name for name in ("beta", "sigma") if name not in point)
-    with pytest.raises(ValueError, match=f"centre: has no value of {missing.replace(' and ', ', ')}\\."):
+    with pytest.raises(
+        ValueError, match=f"centre: has no value of {missing.replace(' and ', ', ')}\\."
+    ):
         step_of(linear_regression(), centre=point)
 
 

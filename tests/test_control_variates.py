@@ -280,15 +280,16 @@ def test_noise_covariance_has_the_exact_mean():
 
 def test_noise_covariance_of_two_groups_has_the_exact_mean():
     cv = control_variates(two_groups(), {"y": 2, "counts": 2})
-    sizes = [pool.size for pool, _ in cv.anchor.pools]
-    parts = []
-    for k in (0, 1):  # one row twice shows no noise: each group's part comes alone
-        pairs = itertools.product(range(sizes[k]), repeat=2)
-        draws = [(pair, [0, 0]) if k == 0 else ([0, 0], pair) for pair in pairs]
-        parts.append(
-            np.mean([cv.noise_covariance(THETA, Scripted(*d), full=True) for d in draws], 0)
-        )
-    np.testing.assert_allclose(sum(parts), law(cv, THETA)[2] / 2, rtol=1e-9, atol=1e-12)
+    expected = law(cv, THETA)[2] / 2
+    total = 0.0
+    for k, (pool, counts) in enumerate(cv.anchor.pools):
+        first = np.searchsorted(pool, np.arange(counts.size))  # a place of each row in the pool
+        p = counts / pool.size
+        for i, j in itertools.product(range(counts.size), repeat=2):
+            pair = (first[i], first[j])
+            draws = (pair, (0, 0)) if k == 0 else ((0, 0), pair)  # one row twice shows no noise
+            total += p[i] * p[j] * cv.noise_covariance(THETA, Scripted(*draws), full=True)
+    np.testing.assert_allclose(total, expected, rtol=1e-9, atol=1e-12)
 
 
 class Scripted:

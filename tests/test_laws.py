@@ -16,7 +16,7 @@ from stationary import (
     with_gradient,
 )
 
-from pymc_sghmc import SGHMC, SGLD, sghmc, sgld
+from pymc_sghmc import sghmc, sgld
 
 FAST = {"mode": "FAST_COMPILE"}
 H = np.array([[2.0, 0.6, -0.3], [0.6, 1.0, 0.4], [-0.3, 0.4, 1.5]])

@@ -233,7 +233,7 @@ def test_mixes_with_nuts_slice_metropolis_and_itself():
         steps = [
             PaperSGHMC([a], learning_rate=2e-3, batch_size={"y": 25}, compile_kwargs=FAST),
             PaperSGLD([b], learning_rate=5e-2, compile_kwargs=FAST, n_steps=5),
-            pm.NUTS([c]),
+            pm.NUTS([c], compile_kwargs=C),
             pm.Slice([s]),
             pm.Metropolis([k]),
         ]

@@ -14,7 +14,7 @@ from pymc.step_methods.state import equal_dataclass_values
 from samplers import SAMPLERS, PaperSGHMC, PaperSGLD
 from targets import GaussianMean, linear_regression
 
-from pymc_sghmc import SGHMC, SGLD, schedules
+from pymc_sghmc import SGHMC, schedules
 
 FAST = {"mode": "FAST_COMPILE"}
 

@@ -33,7 +33,11 @@ def linear_map(integrator, eta, alpha, noise, h):
 
 GRID = list(
     itertools.product(
-        INTEGRATORS, [1e-4, 0.03, 0.25, 0.6], [0.01, 0.2, 0.7, 1.0], [0.0, 0.3, 40.0], [0.1, 1.0, 2.5]
+        INTEGRATORS,
+        [1e-4, 0.03, 0.25, 0.6],
+        [0.01, 0.2, 0.7, 1.0],
+        [0.0, 0.3, 40.0],
+        [0.1, 1.0, 2.5],
     )
 )
 
@@ -106,7 +110,9 @@ def test_smallest_friction_keeps_the_budget(integrator):
 
 
 def tuning_of(**settings):
-    return ChainTuning(**{"control_variates": True, "noise": np.zeros(2), "temperatures": []} | settings)
+    return ChainTuning(
+        **{"control_variates": True, "noise": np.zeros(2), "temperatures": []} | settings
+    )
 
 
 def test_noise_is_averaged_with_weights_growing_as_the_cube():

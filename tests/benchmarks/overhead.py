@@ -102,9 +102,7 @@ def main():
         "benchmark": "overhead",
         "unit": "microseconds, medians",
         "mode": args.mode or str(pytensor.config.mode),
-        "logistic_sghmc": measure(
-            logistic(), SGHMC, args.repeats, args.mode, **batch, **paper
-        ),
+        "logistic_sghmc": measure(logistic(), SGHMC, args.repeats, args.mode, **batch, **paper),
         "logistic_sghmc_defaults": measure(
             logistic(), SGHMC, args.repeats, args.mode, batch_size=500
         ),
