@@ -1,8 +1,8 @@
 """Stochastic-gradient MCMC step methods for PyMC: SGHMC and SGLD on minibatches.
 
-``pm.sample(step=SGHMC(batch_size=500, learning_rate=...))`` samples an ordinary PyMC model from
-minibatches of its data. Learning-rate schedules are in `pymc_sghmc.schedules`, checks of a
-finished run in `pymc_sghmc.diagnostics`.
+``pm.sample(step=SGHMC(batch_size=500))`` samples an ordinary PyMC model from minibatches of its
+data, with settings that it finds itself. Learning-rate schedules are in `pymc_sghmc.schedules`,
+checks of a finished run in `pymc_sghmc.diagnostics`.
 """
 
 from pymc_sghmc import diagnostics, schedules

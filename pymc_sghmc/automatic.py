@@ -76,6 +76,13 @@ class AutomaticSettings:
             return  # pm.sample may start elsewhere; if not, the first draw says what is wrong
         self.shared_setup = self.setup
         _log.info(self.describe(time.perf_counter() - began))
+        if not self.setup.centre.is_mode:
+            _log.warning(
+                f"{type(self).__name__} found no mode around which the posterior is near a Gaussian: "
+                "a funnel, a ridge or a flat direction, perhaps. Its settings may be far off, and "
+                "temperatures can't show what chains don't reach. Reparametrise the model (groups "
+                "non-centred where data are few), pass centre=, or use NUTS; look at R-hat."
+            )
         self.begin_chain(self.rng)
 
     def describe(self, seconds) -> str:
@@ -88,7 +95,7 @@ class AutomaticSettings:
         if tuning.friction is not None:
             settings += f", friction={tuning.friction:.3g}"
         return (
-            f"{type(self).__name__}: {kind}, {shape} preconditioner of {self.d} unknowns, {settings}; "
+            f"{type(self).__name__}: {kind}, {shape} preconditioner of {self.d} unknown{'s' * (self.d > 1)}, {settings}; "
             f"{100 * tuning.bias:.1f} % bias of variances predicted. Setting up took "
             f"{self.setup.passes:.0f} passes over the data, {seconds:.1f} s."
         )

@@ -88,7 +88,7 @@ def check_bias(idata, model, *, n_draws=400, compile_kwargs=None) -> BiasReport:
     True
     >>> print(report)
     Standard deviations are 20 ± 1 % too large.
-    Lower learning_rate, raise batch_size or set noise_estimate.
+    Lower learning_rate or target_bias, or raise batch_size.
     ...
     """
     unknowns = [model.values_to_rvs[value] for value in model.continuous_value_vars]

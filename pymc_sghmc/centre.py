@@ -20,6 +20,7 @@ MAX_DENSE = 1000  # above, d² numbers cost more than the gradient of a usual mi
 SUBSET_ROWS = 50_000  # that the optimiser works on first, and that tell the curvature
 ROUNDS = 8  # of curvature and optimiser; two suffice where the posterior is near a Gaussian
 WIDEN = 100  # the most by which a new look at the curvature may widen a scale
+STEEP = 1.0  # slope of log p over one posterior sd that no mode has
 NEAR = 0.1  # distance of a good centre from the mode, in posterior standard deviations
 
 
@@ -29,6 +30,7 @@ class Centre(NamedTuple):
     position: np.ndarray  # θ̂, (d,)
     factor: np.ndarray  # L with LLᵀ near the posterior covariance, (d, d) or (d,)
     passes: float  # over all data, so far
+    is_mode: bool = True  # and the posterior falls off around it as a Gaussian does
 
 
 def find_centre(
@@ -58,13 +60,16 @@ def find_centre(
         stuck = counted(x, counted.subset)[1] == 0
         x[stuck] += 0.1 * np.random.default_rng(0).standard_normal(stuck.sum())
         scale = np.ones(d) if factor is None else factor
-        x, factor = _climb(counted, x, scale, counted.subset, maxiter=500 if dense else 100)
+        x, factor, _ = _climb(counted, x, scale, counted.subset, maxiter=500 if dense else 100)
     if factor is None:
         factor = _fisher_scale(counted, x)
     if not dense:
         # Draws from this Gaussian have the posterior's energy, d/2 above the mode's, however the
         # unknowns depend on each other.
-        return Centre(x, _fisher_scale(counted, x), counted.passes)
+        factor = _fisher_scale(counted, x)
+        if optimise:
+            x, _, _ = _climb(counted, x, factor, counted.subset, maxiter=50)
+        return Centre(x, factor, counted.passes)
     for i in range(ROUNDS):
         # Curvature at the point itself and, where that doesn't fit, over one sd on either side.
         values, vectors = _curvature(counted, x, factor, step=1.0 if i else None)
@@ -74,15 +79,18 @@ def find_centre(
         if optimise:
             if values[0] < -NEAR:  # a saddle
                 x = x + factor @ np.random.default_rng(i).standard_normal(d)
-            new, _ = _climb(counted, x, factor, counted.subset, maxiter=100)
-            moved = np.abs(np.linalg.solve(factor, new - x)).max()
-            x = new
+            x, _, moved = _climb(counted, x, factor, counted.subset, maxiter=100)
         if values[0] >= positive.min() and moved < 1 and _fits(counted, x, factor):
             break
     if optimise and counted.subset is not None:
-        x, _ = _climb(counted, x, factor, None, maxiter=20)
-    factor = np.linalg.cholesky(factor @ factor.T)
-    return Centre(x, factor, counted.passes)
+        x, _, _ = _climb(counted, x, factor, None, maxiter=20)
+    factor = _lower(factor)
+    # The gradient is zero at a mode and not on the way down a funnel, where no mode is.
+    slope = (
+        np.abs(factor.T @ counted(x, counted.subset)[1]).max() if counted.subset is None else 0.0
+    )
+    is_mode = not optimise or (slope < STEEP and _fits(counted, x, factor))
+    return Centre(x, factor, counted.passes, bool(is_mode))
 
 
 class _Counted:
@@ -111,7 +119,7 @@ class _Counted:
 
 
 def _climb(counted, x, factor, subset, maxiter):
-    """L-BFGS in the coordinates of ``factor``: the end point, and the scales it met."""
+    """L-BFGS in the coordinates of ``factor``: end point, scales it met, how far it went in them."""
     matrix = factor.ndim == 2
 
     def energy(phi):
@@ -134,7 +142,8 @@ def _climb(counted, x, factor, subset, maxiter):
     scale = None
     if not matrix and x.size <= MAX_DENSE:
         scale = factor * np.sqrt(np.diag(found.hess_inv.todense()))
-    return x + (factor @ found.x if matrix else factor * found.x), scale
+    x = x + (factor @ found.x if matrix else factor * found.x)
+    return x, scale, np.abs(found.x).max()
 
 
 def _curvature(counted, x, factor, step):
@@ -169,6 +178,12 @@ def _positive(values, widen):
     return np.maximum(np.abs(values), max(1e-8 * values.max(), widen**-2, 1e-300))
 
 
+def _lower(factor):
+    """Lower triangular L with LLᵀ the same, by QR, which bears any condition number."""
+    upper = np.linalg.qr(factor.T, mode="r")
+    return upper.T * np.where(np.diag(upper) < 0, -1.0, 1.0)
+
+
 def _as_matrix(factor):
     return np.diag(factor) if factor.ndim == 1 else factor
 
@@ -187,8 +202,8 @@ def _fisher_scale(counted, x):
     for _ in range(10):
         z = rng.choice([-1.0, 1.0], size=x.size)
         _, there = gradient.prior((x + step * z).astype(gradient.dtype))
-        prior += np.abs(z * (here - there) / step) / 10
-    total = np.nan_to_num(information) + np.nan_to_num(prior)
+        prior += z * (here - there) / step / 10
+    total = np.nan_to_num(information) + np.abs(np.nan_to_num(prior))
     return 1 / np.sqrt(np.maximum(total, 1e-8 * total.max() or 1.0))
 
 

@@ -14,6 +14,7 @@ __all__ = ["BiasReport"]
 
 SD_TOLERANCE = np.log1p(0.05)  # what counts as right: standard deviations within 5 %
 MEAN_TOLERANCE = 0.1  # and means within 0.1 posterior standard deviations
+VAGUE_MEAN = 0.5  # sds within which a mean must be known for a verdict
 FALSE_ALARMS = 1e-4  # of each question asked of right draws; strict, for skewed posteriors
 MANY = 20  # unknowns, above which the worst are printed alone
 
@@ -129,11 +130,11 @@ class BiasReport:
             return []
         largest = max((*single, *average, *heat), key=abs)
         if largest > 0:
-            return [f"{text}.", "Lower learning_rate, raise batch_size or set noise_estimate."]
+            return [f"{text}.", "Lower learning_rate or target_bias, or raise batch_size."]
         return [
             f"{text}.",
             "The chains haven't reached the posterior yet or move too slowly: raise tune and draws, "
-            "or give a preconditioner.",
+            "or leave more settings to the step.",
         ]
 
     def _say_means(self) -> list[str]:
@@ -158,13 +159,17 @@ class BiasReport:
             deviation, error = self._deviations(name)
             limits[name] = (deviation.abs() + 2 * error).max(skipna=False)
         average, single = (f"{100 * np.expm1(limits[k]):.0f} %" for k in ("average sd", "sd"))
-        text = f"No bias found: standard deviations are right within {average}"
+        vague = not (
+            limits["average sd"] <= 2 * SD_TOLERANCE and limits["mean"] <= VAGUE_MEAN
+        ) or np.isinf(limits["sd"])
+        text = "This can't tell" if vague else "No bias found"
+        text += f": standard deviations are right within {average}"
         if len(self.table) > 1:
             each = f"within {single} each" if np.isfinite(limits["sd"]) else "not known for each"
             text += f" on average and {each}"
         text += f", means within {limits['mean']:.2f} posterior standard deviations"
         lines = [f"{text} (estimate and two standard errors)."]
-        if not limits["average sd"] <= 2 * SD_TOLERANCE:
+        if vague:
             lines.append("That is little to go by: raise n_draws, or sample longer.")
         return lines
 

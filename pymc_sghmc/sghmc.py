@@ -69,8 +69,9 @@ class SGHMC(StochasticGradientStep):
     With nothing but a ``batch_size``, `pm.sample` finds the settings: it climbs to the mode, takes
     curvature and control variates there, and while tuning chooses the learning rate from the noise
     that the gradient has, so that the bias of the variances stays below ``target_bias``. What it
-    chose is logged and is in the statistics. A given setting is never changed; with all of them
-    given the step is the paper's algorithm to the letter (eq. 15, ``integrator="euler"``):
+    chose is logged and is in the statistics. A given setting is never changed. With a learning rate,
+    friction and noise estimate by hand, ``gradient="plain"`` and ``integrator="euler"`` the step is
+    the paper's algorithm to the letter, eq. 15:
 
     .. math::
         \theta \leftarrow \theta + v, \qquad
@@ -328,7 +329,7 @@ class SGHMC(StochasticGradientStep):
         if self.compensates:
             noise, settings, beta_hat = self._known
             if noise is not self.tuning.noise or settings != (eta, alpha):
-                # β̂ = ½ηV̂/T: exact at every temperature
+                # β̂ = ½ηV̂/T: at every temperature exact for eq. 15, and for BAOAB but for a share ηh/4
                 V = self.tuning.noise / (self.temperature or 1.0)
                 beta_hat = np.minimum(0.5 * eta * V, alpha).astype(self.gradient.dtype)
                 self._known = self.tuning.noise, (eta, alpha), beta_hat

@@ -147,7 +147,7 @@ def test_mode_of_the_subset_is_not_that_of_all_rows(rows):
     model, H, mean = rows
     gradient = gradient_of(model, 100)
     counted = centre._Counted(gradient)
-    x, _ = centre._climb(counted, mean, np.ones(2), counted.subset, maxiter=100)
+    x, _, _ = centre._climb(counted, mean, np.ones(2), counted.subset, maxiter=100)
     assert np.sqrt((x - mean) @ H @ (x - mean)) > 5 * NEAR
 
 
