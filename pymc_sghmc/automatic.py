@@ -192,10 +192,11 @@ class AutomaticSettings:
 
     def _revise(self, position):
         """Choose settings anew by what is known of the noise."""
-        if self.uses_control_variates:
-            known = np.maximum(self.tuning.noise, self.setup.noise["control_variates"])
-            self.tuning = self.tuning._replace(noise=known)
-        self.tuning = self.choose(self.tuning)
+        noise = self.tuning.noise
+        if self.uses_control_variates:  # the larger of two estimates is safe, but biased: not for β̂
+            noise = np.maximum(noise, self.setup.noise["control_variates"])
+        chosen = self.choose(self.tuning._replace(noise=noise))
+        self.tuning = chosen._replace(noise=self.tuning.noise)
         if self.control_variates is not None and self.gradient_kind == "auto":
             self._reconsider(position)
 

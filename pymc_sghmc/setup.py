@@ -12,7 +12,7 @@ from pymc.initial_point import make_initial_point_fn
 from scipy.linalg import solve_triangular
 
 from pymc_sghmc.centre import MAX_DENSE, Centre, find_centre, largest_curvature
-from pymc_sghmc.gradients import Anchor
+from pymc_sghmc.control_variates import Anchor
 from pymc_sghmc.preconditioners import PreconditionedGradient, preconditioner_factor
 
 __all__ = ["Setup", "near", "same_inputs", "set_up", "unconstrained_point"]

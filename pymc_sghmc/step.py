@@ -22,9 +22,10 @@ from pymc.util import get_random_generator, get_value_vars_from_user_vars
 
 from pymc_sghmc.automatic import AutomaticSettings
 from pymc_sghmc.compat import ChainSetup, add_end_of_run_check
+from pymc_sghmc.control_variates import ControlVariates
 from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.faults import Fault, NonFinite, SamplingStopped
-from pymc_sghmc.gradients import ControlVariates, MinibatchGradient
+from pymc_sghmc.gradients import MinibatchGradient
 from pymc_sghmc.preconditioners import preconditioner_factor
 from pymc_sghmc.progress import make_progressbar_update_functions, progressbar_config
 from pymc_sghmc.rows import minibatch_outputs

@@ -518,3 +518,22 @@ def test_temperature_zero_ends_at_the_mode(model, batch_size):
     dlogp = model.compile_dlogp()
     L = step.setup.centre.factor
     assert np.linalg.norm(L.T @ dlogp(point)) < 0.05
+
+
+def test_climb_into_the_neck_of_a_funnel_is_warned_of(caplog):
+    # Centred groups that differ by little: the density grows without bound as tau goes to zero.
+    rng = np.random.default_rng(0)
+    groups = rng.integers(30, size=1000)
+    z = rng.normal(0, 0.05, size=30)[groups] + rng.standard_normal(1000)
+
+    def warnings_of(group_of):
+        caplog.clear()
+        with pm.Model() as model:
+            tau = pm.HalfNormal("tau", 1)
+            pm.Normal("z", group_of(tau)[groups], 1, observed=z)
+        with caplog.at_level("WARNING", logger="pymc.sghmc"):
+            SGHMC(batch_size=100, model=model, compile_kwargs=FAST)
+        return caplog.text
+
+    assert "found no mode" in warnings_of(lambda tau: pm.Normal("group", 0, tau, shape=30))
+    assert warnings_of(lambda tau: tau * pm.Normal("raw", 0, 1, shape=30)) == ""

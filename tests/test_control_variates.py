@@ -13,7 +13,8 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_sghmc import SGHMC, gradients
-from pymc_sghmc.gradients import ControlVariates, MinibatchGradient
+from pymc_sghmc.control_variates import ControlVariates
+from pymc_sghmc.gradients import MinibatchGradient
 
 FAST = {"mode": "FAST_COMPILE"}
 N, D = 9, 2
