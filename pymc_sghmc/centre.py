@@ -80,7 +80,8 @@ def find_centre(
             if values[0] < -NEAR:  # a saddle
                 x = x + factor @ np.random.default_rng(i).standard_normal(d)
             x, _, moved = _climb(counted, x, factor, counted.subset, maxiter=100)
-        if values[0] >= positive.min() and moved < 1 and _fits(counted, x, factor):
+        is_mode = values[0] >= positive.min() and moved < 1 and _fits(counted, x, factor)
+        if is_mode:
             break
     if optimise and counted.subset is not None:
         x, _, _ = _climb(counted, x, factor, None, maxiter=20)
@@ -89,7 +90,7 @@ def find_centre(
     slope = (
         np.abs(factor.T @ counted(x, counted.subset)[1]).max() if counted.subset is None else 0.0
     )
-    is_mode = not optimise or (slope < STEEP and _fits(counted, x, factor))
+    is_mode = not optimise or (is_mode and slope < STEEP and _fits(counted, x, factor))
     return Centre(x, factor, counted.passes, bool(is_mode))
 
 
