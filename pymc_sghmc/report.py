@@ -179,6 +179,8 @@ def _text(table) -> str:
 
 
 def _percent(ratio, error) -> str:
+    if ratio > 10:
+        return f"{ratio:.3g} ± {error:.2g} times what it should be"
     digits = 0 if error >= 0.005 else 1
     direction = "large" if ratio > 1 else "small"
     return f"{100 * abs(ratio - 1):.{digits}f} ± {100 * error:.{digits}f} % too {direction}"
