@@ -61,12 +61,11 @@ def find_centre(
         x[stuck] += 0.1 * np.random.default_rng(0).standard_normal(stuck.sum())
         scale = np.ones(d) if factor is None else factor
         x, factor, _ = _climb(counted, x, scale, counted.subset, maxiter=500 if dense else 100)
-    if factor is None:
+    if factor is None or not dense:
         factor = _fisher_scale(counted, x)
     if not dense:
         # Draws from this Gaussian have the posterior's energy, d/2 above the mode's, however the
         # unknowns depend on each other.
-        factor = _fisher_scale(counted, x)
         if optimise:
             x, _, _ = _climb(counted, x, factor, counted.subset, maxiter=50)
         return Centre(x, factor, counted.passes)

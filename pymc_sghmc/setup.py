@@ -26,7 +26,7 @@ class Setup(NamedTuple):
     """Centre, coordinates φ with θ = Lφ, extreme curvatures in them, and noise in them."""
 
     key: tuple  # of the start, the other unknowns and the data that it holds for
-    centre: Centre | None
+    centre: Centre
     factor: np.ndarray | None  # L
     stiffness: float  # largest and ...
     slowness: float  # ... smallest curvature of −log p in φ

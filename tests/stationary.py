@@ -12,6 +12,13 @@ from scipy.linalg import block_diag, solve_discrete_lyapunov
 from pymc_sghmc.preconditioners import PreconditionedGradient
 from pymc_sghmc.thermometer import Thermometer
 
+# A correlated target, its gradient noise, and the coordinates in which the laws are tested.
+H = np.array([[2.0, 0.6, -0.3], [0.6, 1.0, 0.4], [-0.3, 0.4, 1.5]])
+V = np.array([[3.0, 1.0, 0.0], [1.0, 2.0, -0.5], [0.0, -0.5, 4.0]])
+P_DIAG = np.array([0.5, 1.0, 0.7])
+P_DENSE = np.linalg.inv(H) + 0.1
+PRECONDITIONERS = {"none": None, "diag": P_DIAG, "dense": P_DENSE}
+
 
 class Script:
     """Stands for a generator: hands out prescribed normals, zeros by default, and counts them."""

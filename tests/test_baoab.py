@@ -7,8 +7,11 @@ import pymc as pm
 import pytest
 
 from stationary import (
+    PRECONDITIONERS,
+    H,
     NoisyLinear,
     Script,
+    V,
     baoab_map,
     draw_map,
     stationary_covariance,
@@ -18,11 +21,6 @@ from stationary import (
 from pymc_sghmc import SGHMC, baoab, sghmc
 
 FAST = {"mode": "FAST_COMPILE"}
-H = np.array([[2.0, 0.6, -0.3], [0.6, 1.0, 0.4], [-0.3, 0.4, 1.5]])
-V = np.array([[3.0, 1.0, 0.0], [1.0, 2.0, -0.5], [0.0, -0.5, 4.0]])
-P_DIAG = np.array([0.5, 1.0, 0.7])
-P_DENSE = np.linalg.inv(H) + 0.1
-PRECONDITIONERS = {"none": None, "diag": P_DIAG, "dense": P_DENSE}
 BETA_HAT = np.array([[0.05, 0.02, 0.0], [0.02, 0.04, -0.01], [0.0, -0.01, 0.06]])
 
 

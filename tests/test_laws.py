@@ -8,8 +8,11 @@ import pytest
 
 from samplers import SAMPLERS, PaperSGHMC, PaperSGLD
 from stationary import (
+    PRECONDITIONERS,
+    H,
     NoisyLinear,
     Script,
+    V,
     draw_map,
     sghmc_map,
     stationary_covariance,
@@ -19,11 +22,6 @@ from stationary import (
 from pymc_sghmc import sghmc, sgld
 
 FAST = {"mode": "FAST_COMPILE"}
-H = np.array([[2.0, 0.6, -0.3], [0.6, 1.0, 0.4], [-0.3, 0.4, 1.5]])
-V = np.array([[3.0, 1.0, 0.0], [1.0, 2.0, -0.5], [0.0, -0.5, 4.0]])
-P_DIAG = np.array([0.5, 1.0, 0.7])
-P_DENSE = np.linalg.inv(H) + 0.1
-PRECONDITIONERS = {"none": None, "diag": P_DIAG, "dense": P_DENSE}
 
 
 @pytest.fixture(scope="module")
