@@ -17,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_sghmc import baoab
+from pymc_sghmc.checks import is_number, whole_steps
 from pymc_sghmc.faults import Fault, NonFinite
-from pymc_sghmc.step import StochasticGradientStep, is_number, whole_steps
+from pymc_sghmc.step import StochasticGradientStep
 from pymc_sghmc.tuning import (
     UNKNOWN_NOISE,
     critical_friction,

@@ -18,9 +18,10 @@ from pymc.model import modelcontext
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import Competence, StepMethodState
 from pymc.step_methods.state import dataclass_state
-from pymc.util import get_random_generator, get_value_vars_from_user_vars
+from pymc.util import get_random_generator
 
 from pymc_sghmc.automatic import AutomaticSettings
+from pymc_sghmc.checks import continuous_variables, is_number, whole_steps
 from pymc_sghmc.compat import ChainSetup, add_end_of_run_check
 from pymc_sghmc.control_variates import ControlVariates
 from pymc_sghmc.diagnostics import temperature_warnings
@@ -32,7 +33,7 @@ from pymc_sghmc.rows import minibatch_outputs
 from pymc_sghmc.schedules import constant
 from pymc_sghmc.setup import unconstrained_point
 
-__all__ = ["StochasticGradientStep", "is_number", "whole_steps"]
+__all__ = ["StochasticGradientStep"]
 
 
 @dataclass_state
@@ -134,7 +135,7 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
                 f'gradient={gradient!r}: must be "auto", "plain" or "control_variates".'
             )
 
-        self.vars = _continuous_variables(vars, model, type(self).__name__)
+        self.vars = continuous_variables(vars, model, type(self).__name__)
         self.var_names = tuple(var.name for var in self.vars)
         self.blocked = blocked
         point = model.initial_point()
@@ -386,22 +387,6 @@ def _rebuild(cls, attributes):
     return step
 
 
-def _continuous_variables(vars, model, sampler) -> list:
-    """Value variables to sample, in the model's order, which is that of PyMC's points."""
-    chosen = (
-        model.continuous_value_vars if vars is None else get_value_vars_from_user_vars(vars, model)
-    )
-    discrete = [var.name for var in chosen if not var.dtype.startswith("float")]
-    if discrete:
-        raise ValueError(
-            f"{sampler}(vars=...): {', '.join(discrete)} is discrete and has no gradient. Leave it "
-            "out of vars: PyMC gives it another step method."
-        )
-    if not chosen:
-        raise ValueError(f"{sampler}: the model has no continuous unknowns to sample.")
-    return [var for var in model.value_vars if var in set(chosen)]
-
-
 def _checked_preconditioner(preconditioner, d, schedule):
     """Check the argument: "auto" is 1 with a given learning rate, whose unit it would change."""
     if isinstance(preconditioner, str):
@@ -441,15 +426,3 @@ def _rate(schedule, t) -> float:
             "numbers above zero"
         )
     return float(eta)
-
-
-def is_number(value) -> bool:
-    """Whether ``value`` is one real number, of Python's or NumPy's, and no bool."""
-    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiu"
-
-
-def whole_steps(name, value) -> int:
-    """Check a number of inner steps."""
-    if not (is_number(value) and np.asarray(value).dtype.kind in "iu" and value >= 1):
-        raise ValueError(f"{name}={value!r}: must be a whole number of inner steps, at least 1.")
-    return int(value)
