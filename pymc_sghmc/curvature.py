@@ -25,8 +25,7 @@ from pymc_sghmc.quasi_newton import (
 __all__ = ["Curvature", "begin", "follow", "gather"]
 
 FIRST_WINDOW = 100  # draws; each window is twice as long as the one before
-PAIRS_PER_UNKNOWN = 5  # that BFGS sees before the windows begin: enough for κ = 10⁸ on a Gaussian
-TURNS = 20  # that the turning time is a mean over, before the windows begin
+DRAWS_PER_UNKNOWN = 3  # that BFGS follows before the windows begin
 LEAST_TIME = 1.0  # a turn sooner than this says that C is wrong, not that trajectories are short
 
 
@@ -51,18 +50,16 @@ def begin(d, memory, literal) -> Curvature:
     return Curvature(identity(d, dense=memory is None), memory, literal)
 
 
-def follow(curvature, path, accepted, turn=None) -> Curvature:
+def follow(curvature, path, accepted) -> Curvature:
     """Refresh C from the pairs of an accepted trajectory (Algorithm 2, lines 7, 12, 16, 22).
 
-    ``path`` holds (position, gradient of log p) from start to end. ``turn`` is when it turned back.
+    ``path`` holds (position, gradient of log p) from start to end.
     """
     c = curvature._replace(n_draws=curvature.n_draws + 1)
-    if turn is not None:
-        turns = (*c.turns, turn)[-TURNS:]
-        c = c._replace(turns=turns, turning_time=max(LEAST_TIME, float(np.mean(turns))))
     if accepted:
         c = _with_pairs(c, path)
-    enough = c.n_draws >= FIRST_WINDOW and c.kept >= PAIRS_PER_UNKNOWN * path[0][0].size
+    d = path[0][0].size if c.memory is None else c.memory
+    enough = c.n_draws >= max(FIRST_WINDOW, DRAWS_PER_UNKNOWN * d)
     return c._replace(window=FIRST_WINDOW) if enough and not c.literal else c
 
 
@@ -115,10 +112,6 @@ def _with_pairs(c, path):
             continue
         s, y = pair
         if c.memory is None:
-            if c.kept + kept == 0 and not c.literal:
-                # Scale of B₀ (Nocedal & Wright 2006, eq. 6.20): with I in its place the first
-                # updates widen B along s by the largest curvature over that along s.
-                B = np.eye(d) * (s @ y) / (y @ y)
             B = bfgs(B, s, y)
         else:
             pairs = [*pairs, (s, y)][-c.memory :]

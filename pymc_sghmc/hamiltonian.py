@@ -134,12 +134,10 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
         self.tune = True
         self.state = None
         self.iter_count = self.divergences = 0
-        self.restart_step_size(self.first_step_size)
+        self.step_adapt = DualAverageAdaptation(
+            self.first_step_size, self.target_accept, gamma=0.05, k=0.75, t0=10
+        )  # PyMC's constants
         self.begin()
-
-    def restart_step_size(self, step_size):
-        """Start dual averaging anew, with PyMC's constants."""
-        self.step_adapt = DualAverageAdaptation(step_size, self.target_accept, 0.05, 0.75, 10)
 
     def density(self, position):
         """Return log p and its gradient, in double precision."""

@@ -252,7 +252,7 @@ class QNHMC(HamiltonianStep):
         )
         if path is not None:
             accepted = info["accepted"]
-            c = curvatures.follow(c, path, accepted, turn if follow else None)
+            c = curvatures.follow(c, path, accepted)
         elif adapting:
             c = curvatures.gather(
                 c,
@@ -261,8 +261,6 @@ class QNHMC(HamiltonianStep):
                 lambda position: self.density(position)[1],
                 turn if follow else None,
             )
-        if c.window != self.curvature.window and self.is_auto:
-            self.restart_step_size(step_size)
         if c.inverse_hessian is not C:
             self.extremes = c.inverse_hessian.extremes()
         self.curvature = c
@@ -283,11 +281,12 @@ class QNHMC(HamiltonianStep):
             low, high = self.n_steps
             return int(self.rng.integers(low, high + 1)), 0
         c = self.curvature
-        most = MAX_EARLY_STEPS if self.tune and not c.window else MAX_STEPS
+        early = self.tune and not c.window  # C changes with each draw, and turning times with it
+        most = MAX_EARLY_STEPS if early else MAX_STEPS
         time = self.rng.uniform(*JITTER) * c.turning_time
         steps = max(1, math.ceil(min(time / step_size, most)))
         follow = max(0, math.ceil(min(3 * c.turning_time / step_size, most)) - steps)
-        return steps, follow if self.tune else 0
+        return steps, follow if self.tune and not early else 0
 
     def _notice(self):
         """Return a warning with the first draw, where tuning was too short to learn C."""
