@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scipy.linalg import LinAlgError
+from scipy.sparse.linalg import ArpackError
 
 from pymc_sghmc.quasi_newton import (
     Dense,
@@ -24,8 +25,10 @@ from pymc_sghmc.quasi_newton import (
 
 __all__ = ["Curvature", "begin", "follow", "gather"]
 
-FIRST_WINDOW = 100  # draws; each window is twice as long as the one before
-DRAWS_PER_UNKNOWN = 3  # that BFGS follows before the windows begin
+# Draws in the first window; each window is twice as long as the one before. A diagonal takes few
+# draws, a matrix more, which BFGS follows meanwhile.
+FIRST_WINDOW = {"dense": 100, "limited": 25}
+DRAWS_PER_UNKNOWN = 3  # that dense BFGS follows at least before the windows begin
 LEAST_TIME = 1.0  # a turn sooner than this says that C is wrong, not that trajectories are short
 
 
@@ -58,9 +61,13 @@ def follow(curvature, path, accepted) -> Curvature:
     c = curvature._replace(n_draws=curvature.n_draws + 1)
     if accepted:
         c = _with_pairs(c, path)
-    d = path[0][0].size if c.memory is None else c.memory
-    enough = c.n_draws >= max(FIRST_WINDOW, DRAWS_PER_UNKNOWN * d)
-    return c._replace(window=FIRST_WINDOW) if enough and not c.literal else c
+    if c.memory is None:
+        window = FIRST_WINDOW["dense"]
+        enough = c.n_draws >= max(window, DRAWS_PER_UNKNOWN * path[0][0].size)
+    else:
+        window = FIRST_WINDOW["limited"]
+        enough = c.n_draws >= window
+    return c._replace(window=window) if enough and not c.literal else c
 
 
 def gather(curvature, position, gradient_at_it, gradient, turn=None) -> Curvature:
@@ -84,7 +91,7 @@ def gather(curvature, position, gradient_at_it, gradient, turn=None) -> Curvatur
             variances = np.sqrt(np.maximum(squares[0], 1e-300) / np.maximum(squares[1], 1e-300))
             C = stiffest(gradient, centre, variances, c.memory)
             kept = C.values.size
-    except (LinAlgError, ArithmeticError):
+    except (LinAlgError, ArithmeticError, ArpackError):  # a gradient that is zero or not finite
         C, kept = c.inverse_hessian, 0
     time = max(LEAST_TIME, float(np.mean(c.turns))) if c.turns else c.turning_time
     return c._replace(
@@ -122,7 +129,9 @@ def _with_pairs(c, path):
         elif pairs:
             S, Y = np.stack(pairs, axis=-1)
             s, y = pairs[-1]
-            C = lbfgs(np.full(d, (s @ y) / (y @ y)), S, Y)  # Nocedal & Wright 2006, eq. 7.20
+            # B₀ between the inverse curvatures along s and along y, where Nocedal & Wright (2006,
+            # eq. 7.20) take the latter: scales come up sooner from above than from below.
+            C = lbfgs(np.full(d, np.linalg.norm(s) / np.linalg.norm(y)), S, Y)
     except LinAlgError:
         return c._replace(skipped=c.skipped + kept + skipped)
     return c._replace(

@@ -28,8 +28,6 @@ from pymc_sghmc.compat import ChainSetup, raveled_function
 
 __all__ = ["HamiltonianStep"]
 
-LARGEST_ERROR = 1000.0  # of the energy; more is a divergence, as in PyMC's HMC (its Emax)
-
 
 @dataclass_state
 class HamiltonianState(StepMethodState):
@@ -75,11 +73,11 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
         "process_time_diff": (np.float64, []),
         "perf_counter_diff": (np.float64, []),
         "perf_counter_start": (np.float64, []),
+        "curvature_pairs_kept": (np.int64, []),
+        "curvature_pairs_skipped": (np.int64, []),
         "largest_eigval": (np.float64, []),
         "smallest_eigval": (np.float64, []),
         "condition": (np.float64, []),
-        "curvature_pairs_kept": (np.int64, []),
-        "curvature_pairs_skipped": (np.int64, []),
         "warning": (SamplerWarning, None),
     }
     _state_class = HamiltonianState

@@ -1,9 +1,13 @@
-"""The leapfrog integrator of QNHMC's dynamics, eq. 7 of Fu, Luo & Zhang (2016).
+"""The leapfrog integrator of QNHMC's dynamics, eq. 7 of Fu, Luo & Zhang (2016), and the Metropolis test.
 
 Knows matrices by their products, no PyMC and no samplers.
 """
 
-__all__ = ["leapfrog"]
+import math
+
+__all__ = ["LARGEST_ERROR", "leapfrog", "metropolis"]
+
+LARGEST_ERROR = 1000.0  # of the energy; more is a divergence, as in PyMC's HMC (its Emax)
 
 
 def leapfrog(position, momentum, gradient, density, step_size, inverse_hessian, mass):
@@ -24,3 +28,21 @@ def leapfrog(position, momentum, gradient, density, step_size, inverse_hessian, 
         force = C.product(gradient)
         p = p + epsilon / 2 * force  # lines 11 and 15
         yield q, p, logp, gradient
+
+
+def metropolis(E0, E1, rng):
+    """Accept with probability min{1, exp(E₀ − E₁)}, never after a divergence: answer and statistics.
+
+    Algorithm 2, line 19, prints exp(E₁ − E₀).
+    """
+    error = E1 - E0
+    diverging = not abs(error) <= LARGEST_ERROR
+    probability = 0.0 if diverging else math.exp(min(0.0, -error))
+    accepted = bool(rng.uniform() < probability)
+    return accepted, {
+        "accept": probability,
+        "accepted": accepted,
+        "diverging": diverging,
+        "energy": E1 if accepted else E0,
+        "energy_error": error,
+    }

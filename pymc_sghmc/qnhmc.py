@@ -26,8 +26,8 @@ from scipy.linalg import LinAlgError
 
 from pymc_sghmc import curvature as curvatures
 from pymc_sghmc.checks import is_number, whole_steps
-from pymc_sghmc.hamiltonian import LARGEST_ERROR, HamiltonianStep
-from pymc_sghmc.leapfrog import leapfrog
+from pymc_sghmc.hamiltonian import HamiltonianStep
+from pymc_sghmc.leapfrog import LARGEST_ERROR, leapfrog, metropolis
 from pymc_sghmc.quasi_newton import Dense, identity
 
 __all__ = ["QNHMC", "QNHMCState", "init", "update"]
@@ -79,23 +79,11 @@ def update(state, density, step_size, rng, *, inverse_hessian, mass, n_steps, pa
             E1 = -logp_q + p @ M.inverse_product(p) / 2  # line 17
         if i >= L and (not follow or turn is not None):
             break
-    error = E1 - E0
-    diverging = not abs(error) <= LARGEST_ERROR
-    acceptance = 0.0 if diverging else math.exp(min(0.0, -error))  # line 19, with the sign mended
-    accepted = rng.uniform() < acceptance
-    if accepted:
-        state = new
-    if turn is None and not diverging:
+    accepted, info = metropolis(E0, E1, rng)  # lines 18 to 23
+    if turn is None and not info["diverging"]:
         turn = i * epsilon  # and more
-    info = {
-        "n_steps": i,
-        "accept": acceptance,
-        "accepted": accepted,
-        "diverging": diverging,
-        "energy": E1 if accepted else E0,
-        "energy_error": error,
-        "model_logp": state.logp,
-    }
+    state = new if accepted else state
+    info |= {"n_steps": i, "model_logp": state.logp}
     return state, info, turn
 
 

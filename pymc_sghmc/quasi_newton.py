@@ -232,6 +232,8 @@ def stiffest(gradient, centre, variances, memory, step=1e-3):
         Length of s in units of σ.
     """
     scale, d = np.sqrt(variances), centre.size
+    if d == 1:
+        return LowRank(scale, np.empty((1, 0)), np.empty(0))
     here = gradient(centre)
 
     def product(v):
