@@ -18,6 +18,7 @@ __all__ = ["MAX_DENSE", "Centre", "find_centre", "largest_curvature"]
 
 MAX_DENSE = 1000  # above, d² numbers cost more than the gradient of a usual minibatch
 SUBSET_ROWS = 50_000  # that the optimiser works on first, and that tell the curvature
+FISHER_ROWS = 30_000  # at most, for the Fisher information: groups with few rows must come up
 ROUNDS = 8  # of curvature and optimiser; two suffice where the posterior is near a Gaussian
 WIDEN = 100  # the most by which a new look at the curvature may widen a scale
 STEEP = 1.0  # slope of log p over one posterior sd that no mode has
@@ -194,8 +195,9 @@ def _fisher_scale(counted, x):
     gradient = counted.gradient
     rng = np.random.default_rng(0)
     position = x.astype(gradient.dtype)
+    rounds = math.ceil(min(max(gradient.n_rows), FISHER_ROWS) / 100)
     information = np.mean(
-        [_information(gradient, position, rng) for _ in range(30)], axis=0, dtype=float
+        [_information(gradient, position, rng) for _ in range(rounds)], axis=0, dtype=float
     )
     # Hutchinson's estimate of the diagonal of the prior's Hessian
     _, here = gradient.prior(position)

@@ -28,7 +28,9 @@ __all__ = ["Curvature", "begin", "follow", "gather"]
 # Draws in the first window; each window is twice as long as the one before. A diagonal takes few
 # draws, a matrix more, which BFGS follows meanwhile.
 FIRST_WINDOW = {"dense": 100, "limited": 25}
-DRAWS_PER_UNKNOWN = 3  # that dense BFGS follows at least before the windows begin
+# Draws that dense BFGS follows before the windows begin. While it follows, acceptance is lower than
+# with the same C at rest, so that it must end some time before tuning for the step size to grow.
+DRAWS_PER_UNKNOWN, MOST_FOLLOWED = 3, 600
 LEAST_TIME = 1.0  # a turn sooner than this says that C is wrong, not that trajectories are short
 
 
@@ -63,7 +65,8 @@ def follow(curvature, path, accepted) -> Curvature:
         c = _with_pairs(c, path)
     if c.memory is None:
         window = FIRST_WINDOW["dense"]
-        enough = c.n_draws >= max(window, DRAWS_PER_UNKNOWN * path[0][0].size)
+        needed = min(DRAWS_PER_UNKNOWN * path[0][0].size, MOST_FOLLOWED)
+        enough = c.n_draws >= max(window, needed)
     else:
         window = FIRST_WINDOW["limited"]
         enough = c.n_draws >= window

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from numpy.linalg import LinAlgError
 from pymc.exceptions import SamplingError
 from pymc.model import modelcontext
 from pymc.stats.convergence import SamplerWarning, WarningType
@@ -138,8 +139,15 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
         self.begin()
 
     def density(self, position):
-        """Return log p and its gradient, in double precision."""
-        logp, gradient = self.function(position.astype(self.dtype, copy=False))
+        """Return log p and its gradient, in double precision; −∞ where they can't be computed.
+
+        Far out on a trajectory a model may factorise a matrix that isn't positive definite or divide by
+        zero. That is a divergence, as in PyMC's HMC, and no reason to lose the run.
+        """
+        try:
+            logp, gradient = self.function(position.astype(self.dtype, copy=False))
+        except (LinAlgError, ArithmeticError):
+            return -math.inf, np.full(position.shape, math.nan)
         return float(logp), np.asarray(gradient, dtype=float)
 
     def astep(self, q0):

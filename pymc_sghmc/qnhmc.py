@@ -39,6 +39,7 @@ MEMORY = 10  # m of limited memory: O(md) stays below a fifth of a gradient of 1
 MAX_STEPS = 1023  # of a trajectory of learnt length, as many as NUTS takes at most
 MAX_EARLY_STEPS = 50  # the same while C is far from right
 JITTER = (0.35, 0.75)  # length of trajectories in turning times: around π/2 on a Gaussian
+LONGER = 2.0  # times that at most, where late turns say that C leaves slow directions, which turn later yet
 
 
 class QNHMCState(NamedTuple):
@@ -271,8 +272,9 @@ class QNHMC(HamiltonianStep):
         c = self.curvature
         early = self.tune and not c.window  # C changes with each draw, and turning times with it
         most = MAX_EARLY_STEPS if early else MAX_STEPS
-        time = self.rng.uniform(*JITTER) * c.turning_time
-        steps = max(1, math.ceil(min(time / step_size, most)))
+        longer = min(max(c.turning_time / math.pi, 1.0), LONGER)
+        time = self.rng.uniform(*JITTER) * longer * c.turning_time
+        steps = max(1, round(min(time / step_size, most)))
         follow = max(0, math.ceil(min(3 * c.turning_time / step_size, most)) - steps)
         return steps, follow if self.tune and not early else 0
 
