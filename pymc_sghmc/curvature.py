@@ -39,7 +39,7 @@ class Curvature(NamedTuple):
 
     inverse_hessian: Any  # C, Dense or LowRank
     memory: int | None  # m of limited memory; None is dense BFGS
-    literal: bool  # no guard but sᵀy > 0, as in the paper
+    for_ever: bool  # whether C follows the trajectories without an end, as in the paper
     pairs: tuple = ()  # the last m pairs (s, y), for limited memory
     kept: int = 0  # pairs so far
     skipped: int = 0
@@ -50,9 +50,9 @@ class Curvature(NamedTuple):
     turning_time: float = math.pi  # their mean; π if C is right, on a Gaussian of many unknowns
 
 
-def begin(d, memory, literal) -> Curvature:
+def begin(d, memory, for_ever) -> Curvature:
     """Start from C = I (Algorithm 2, input)."""
-    return Curvature(identity(d, dense=memory is None), memory, literal)
+    return Curvature(identity(d, dense=memory is None), memory, for_ever)
 
 
 def follow(curvature, path, accepted) -> Curvature:
@@ -70,7 +70,7 @@ def follow(curvature, path, accepted) -> Curvature:
     else:
         window = FIRST_WINDOW["limited"]
         enough = c.n_draws >= window
-    return c._replace(window=window) if enough and not c.literal else c
+    return c._replace(window=window) if enough and not c.for_ever else c
 
 
 def gather(curvature, position, gradient_at_it, gradient, turn=None) -> Curvature:
@@ -114,9 +114,7 @@ def _with_pairs(c, path):
     pairs, kept, skipped = list(c.pairs), 0, 0
     for (theta, grad), (new_theta, new_grad) in pairwise(path):
         s, y = new_theta - theta, grad - new_grad  # y of U = −log p
-        pair = (s, y) if c.literal and s @ y > 0 else None
-        if not c.literal:
-            pair = guarded(C, s, y)
+        pair = guarded(C, s, y)
         if pair is None:
             skipped += 1
             continue

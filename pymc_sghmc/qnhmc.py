@@ -216,7 +216,7 @@ class QNHMC(HamiltonianStep):
 
     def begin(self):
         """Forget what was learnt."""
-        self.curvature = curvatures.begin(self.d, self.memory, literal=self.adapt == "always")
+        self.curvature = curvatures.begin(self.d, self.memory, for_ever=self.adapt == "always")
         self.extremes, self.noticed = (1.0, 1.0), False
 
     def draw(self, state, step_size):
