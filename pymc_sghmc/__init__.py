@@ -1,4 +1,4 @@
-"""Stochastic-gradient MCMC step methods for PyMC: SGHMC and SGLD on minibatches.
+"""Step methods for PyMC: SGHMC and SGLD on minibatches, QNHMC on all data.
 
 ``pm.sample(step=SGHMC(batch_size=500))`` samples an ordinary PyMC model from minibatches of its
 data, with settings that it finds itself. Learning-rate schedules are in `pymc_sghmc.schedules`,

@@ -46,7 +46,8 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
     """A step method made of a sampler's ``init`` and ``update``.
 
     Subclasses hold a signature, its checks and its documentation, and define ``begin()``, which resets
-    what they learn, and ``draw(state, step_size) -> (state, info)``.
+    what they learn, and ``draw(state, step_size) -> (state, info)``. ``info`` holds statistics, and under
+    ``notice`` words for the user.
 
     Parameters
     ----------
@@ -168,12 +169,14 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
             self.state, info = self.draw(self.state, step_size)
         if self.is_auto:
             self.step_adapt.update(info["accept"], adapt)
-        warning = info.pop("warning", None)
-        if info["diverging"]:
+        notice, warning = info.pop("notice", None), None
+        if notice:
+            warning = SamplerWarning(WarningType.BAD_PARAMS, notice, "warn", self.iter_count)
+        elif info["diverging"]:
             kind = WarningType.TUNING_DIVERGENCE if self.tune else WarningType.DIVERGENCE
             text = "The energy changed by more than 1,000, or isn't finite, along a trajectory."
             warning = SamplerWarning(kind, text, "debug", self.iter_count)
-            self.divergences += not self.tune
+        self.divergences += info["diverging"] and not self.tune
         self.iter_count += 1
         stats = {
             **info,

@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc.stats.convergence import SamplerWarning, WarningType
 from scipy.linalg import LinAlgError
 
 from pymc_sghmc import curvature as curvatures
@@ -261,7 +260,7 @@ class QNHMC(HamiltonianStep):
             "condition": largest / smallest if smallest > 0 else math.inf,
             "curvature_pairs_kept": c.kept,
             "curvature_pairs_skipped": c.skipped,
-            "warning": self._notice(),
+            "notice": self._notice(),
         }
 
     def _steps(self, step_size):
@@ -279,17 +278,16 @@ class QNHMC(HamiltonianStep):
         return steps, follow if self.tune and not early else 0
 
     def _notice(self):
-        """Return a warning with the first draw, where tuning was too short to learn C."""
+        """Words for the first draw, where tuning was too short to learn C."""
         c, needed = self.curvature, self.d if self.memory is None else self.memory
         if self.tune or c.kept >= needed or self.noticed:
             return None
         self.noticed = True
-        text = (
+        return (
             f"QNHMC learnt its inverse Hessian from {c.kept} curvature pairs in {c.n_draws} tuning "
             f"draws, and {self.d} unknowns need {needed} or more. The draws are right but slow to "
             "mix: raise tune."
         )
-        return SamplerWarning(WarningType.BAD_PARAMS, text, "warn", self.iter_count)
 
 
 def _checked_steps(n_steps):

@@ -63,8 +63,10 @@ def chain(density, d, draws, rng, *, step_size, n_steps, C=None, M=None, adapt=F
 
 
 def second_moment(draws):
-    """E[x²] and its Monte Carlo standard error."""
+    """E[x²] and its Monte Carlo standard error; None where the chain stands still."""
     squares = np.square(draws[len(draws) // 10 :, 0])
+    if np.ptp(squares) == 0:
+        return float(squares[0]), None
     error = squares.std() / math.sqrt(float(np.squeeze(az.ess(squares[None], method="mean"))))
     return float(squares.mean()), error
 
@@ -137,6 +139,7 @@ def main():
         print("\n| | target | | exact | measured |\n|---|---|---|---:|---:|")
         for what, target, quantity, exact_value, value, error in rows:
             shown = f"{value:.3f} ± {error:.3f}" if error else f"{value:.0f}"
+            shown = shown if error is not None else f"{value:.3f}, and stands still"
             print(f"| {what} | {target} | {quantity} | {exact_value:.4g} | {shown} |")
 
 
