@@ -66,9 +66,9 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
         "n_steps": (np.int64, []),
         "path_length": (np.float64, []),
         "accept": (np.float64, []),
-        "accepted": (bool, []),
+        "accepted": (np.float64, []),  # as Metropolis has it, and both may be in one model
         "diverging": (bool, []),
-        "divergences": (int, []),  # the dtype that NUTS gives it: both may be in one model
+        "divergences": (int, []),  # as NUTS has it, and both may be in one model
         "energy": (np.float64, []),
         "energy_error": (np.float64, []),
         "model_logp": (np.float64, []),
