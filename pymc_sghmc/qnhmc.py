@@ -37,6 +37,9 @@ MAX_DENSE = (
 MEMORY = 10  # m of limited memory: O(md) stays below a fifth of a gradient of 1 ms at d = 5,000
 MAX_STEPS = 1023  # of a trajectory of learnt length, as many as NUTS takes at most
 MAX_EARLY_STEPS = 50  # the same while C is far from right
+FOLLOWED = (
+    4  # one in so many trajectories is followed until it turns, at the price of as many gradients
+)
 JITTER = (0.35, 0.75)  # length of trajectories in turning times: around π/2 on a Gaussian
 LONGER = 2.0  # times that at most, where late turns say that C leaves slow directions, which turn later yet
 
@@ -275,7 +278,7 @@ class QNHMC(HamiltonianStep):
         time = self.rng.uniform(*JITTER) * longer * c.turning_time
         steps = max(1, round(min(time / step_size, most)))
         follow = max(0, math.ceil(min(3 * c.turning_time / step_size, most)) - steps)
-        return steps, follow if self.tune and not early else 0
+        return steps, follow if self.tune and not early and c.n_draws % FOLLOWED == 0 else 0
 
     def _notice(self):
         """Words for the first draw, where tuning was too short to learn C."""
