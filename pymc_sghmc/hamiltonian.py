@@ -111,18 +111,18 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
                 f"target_accept={target_accept!r}: must be a number between 0 and 1, the mean "
                 "acceptance probability to aim at."
             )
-        vars = continuous_variables(vars, model, name)
+        point = model.initial_point()
+        point |= {key: np.asarray(value) for key, value in (initial_point or {}).items()}
         super().__init__(
-            vars,
+            continuous_variables(vars, model, name),
             model=model,
             blocked=blocked,
             rng=rng,
-            initial_point=initial_point,
+            initial_point=point,
             compile_kwargs=compile_kwargs,
         )
         self.function = raveled_function(self._logp_dlogp_func)
         self.dtype = np.dtype(self._logp_dlogp_func.dtype)
-        point = model.initial_point() | dict(initial_point or {})
         self.d = sum(np.size(point[var_name]) for var_name in self.var_names)
         self.target_accept = float(target_accept)
         # PyMC's first guess: a quarter of d^(-1/4)
@@ -150,6 +150,12 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
         except (LinAlgError, ArithmeticError):
             return -math.inf, np.full(position.shape, math.nan)
         return float(logp), np.asarray(gradient, dtype=float)
+
+    def step(self, point):
+        """Make one draw from ``point``, whatever the order of its unknowns."""
+        if not self.shared:  # else PyMC picks them by name
+            point = {name: point[name] for name in self.var_names}
+        return super().step(point)
 
     def astep(self, q0):
         """Make one draw."""
@@ -182,7 +188,6 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
             **info,
             "step_size": step_size,
             "step_size_bar": float(self.step_adapt.current(False)) if self.is_auto else step_size,
-            "path_length": step_size * info["n_steps"],
             "divergences": self.divergences,
             "process_time_diff": time.process_time() - process,
             "perf_counter_diff": time.perf_counter() - wall,

@@ -58,24 +58,24 @@ def init(position, density, n_states=5):
 
 
 def inverse_hessian(positions, gradients, logps):
-    """C from states: L-BFGS over the pairs between successive ones, in order of falling U."""
+    """C from states, and its number of pairs: L-BFGS between successive ones in order of falling U."""
     order = np.argsort(logps, kind="stable")
     pairs = ((positions[j] - positions[i], gradients[i] - gradients[j]) for i, j in pairwise(order))
     pairs = [(s, y) for s, y in pairs if s @ y > 1e-12 * math.sqrt((s @ s) * (y @ y))]
     d = positions.shape[1]
-    if not pairs:
-        return identity(d, dense=False)
-    try:
-        return lbfgs(np.ones(d), *np.stack(pairs, axis=-1))
-    except LinAlgError:  # by round-off
-        return identity(d, dense=False)
+    if pairs:
+        try:
+            return lbfgs(np.ones(d), *np.stack(pairs, axis=-1)), len(pairs)
+        except LinAlgError:  # by round-off
+            pass
+    return identity(d, dense=False), 0
 
 
 def update(state, density, step_size, rng, *, n_steps):
     """One draw: a proposal of HMC for the first state, which goes to the end of the queue."""
     theta, grad, logp = (part[0] for part in state)
     epsilon, L = step_size, n_steps
-    C = inverse_hessian(*(part[1:] for part in state))
+    C, n_pairs = inverse_hessian(*(part[1:] for part in state))
     v = C.draw(rng.standard_normal(theta.shape))  # C p for p ~ N(0, C⁻¹)
     E0 = -logp + v @ C.inverse_product(v) / 2
     points = islice(leapfrog(theta, v, grad, density, epsilon, C, mass=C), L)
@@ -92,8 +92,8 @@ def update(state, density, step_size, rng, *, n_steps):
         "n_steps": L,
         "path_length": L * epsilon,
         "model_logp": state.logp,
-        "curvature_pairs_kept": C.values.size // 2,
-        "curvature_pairs_skipped": len(state.logps) - 2 - C.values.size // 2,
+        "curvature_pairs_kept": n_pairs,
+        "curvature_pairs_skipped": len(state.logps) - 2 - n_pairs,
         "smallest_eigval": smallest,
         "largest_eigval": largest,
         "condition": largest / smallest,
@@ -105,7 +105,9 @@ class HMCBFGS(HamiltonianStep):
 
     The peer of `QNHMC` in its paper, for comparisons; QNHMC needs fewer gradients. It goes on adapting
     and is exact nevertheless: a chain holds ``n_states`` states, and each is moved with what the others
-    know. Draws are the states in turn.
+    know. Draws are the states in turn, so that draws ``n_states`` apart are those of one state and
+    correlated, while those between are not. Effective sizes and R-hat of all draws mislead: take them from
+    every ``n_states``-th draw, ``idata.isel(draw=slice(None, None, 5))``.
 
     Parameters
     ----------

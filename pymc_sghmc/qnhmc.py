@@ -40,6 +40,7 @@ MAX_EARLY_STEPS = 50  # the same while C is far from right
 FOLLOWED = (
     4  # one in so many trajectories is followed until it turns, at the price of as many gradients
 )
+MAX_EXACT, MAX_STALE = 200, 20  # unknowns with eigenvalues at each draw; draws between, above that
 JITTER = (0.35, 0.75)  # length of trajectories in turning times: around π/2 on a Gaussian
 LONGER = 2.0  # times that at most, where late turns say that C leaves slow directions, which turn later yet
 
@@ -219,7 +220,7 @@ class QNHMC(HamiltonianStep):
     def begin(self):
         """Forget what was learnt."""
         self.curvature = curvatures.begin(self.d, self.memory, for_ever=self.adapt == "always")
-        self.extremes, self.noticed = (1.0, 1.0), False
+        self.extremes, self.noticed = (None, (1.0, 1.0)), False
 
     def draw(self, state, step_size):
         """One proposal; while adapting, C and the turning time from it."""
@@ -252,10 +253,8 @@ class QNHMC(HamiltonianStep):
                 lambda position: self.density(position)[1],
                 turn if follow else None,
             )
-        if c.inverse_hessian is not C:
-            self.extremes = c.inverse_hessian.extremes()
         self.curvature = c
-        smallest, largest = self.extremes
+        smallest, largest = self._extremes(c)
         return state, info | {
             "path_length": steps * step_size,
             "smallest_eigval": smallest,
@@ -265,6 +264,15 @@ class QNHMC(HamiltonianStep):
             "curvature_pairs_skipped": c.skipped,
             "notice": self._notice(),
         }
+
+    def _extremes(self, c):
+        """Extreme eigenvalues of C; of a large one that follows each draw, of some draws ago."""
+        known, extremes = self.extremes
+        if known is not c.inverse_hessian:
+            if self.d <= MAX_EXACT or c.window or not self.tune or c.n_draws % MAX_STALE == 0:
+                extremes = c.inverse_hessian.extremes()
+                self.extremes = (c.inverse_hessian, extremes)
+        return extremes
 
     def _steps(self, step_size):
         """Leapfrog steps of the next trajectory, and how many more to follow it."""

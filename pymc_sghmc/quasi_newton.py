@@ -155,8 +155,8 @@ def bfgs(B, s, y):
     """Eq. 1 of Fu et al. (2016), multiplied out, so that it takes O(d²)."""
     rho = 1 / (s @ y)
     By = B @ y
-    s_By = np.outer(s, By)
-    return B - rho * (s_By + s_By.T) + (rho + rho**2 * (y @ By)) * np.outer(s, s)
+    half = np.outer(s, (rho + rho**2 * (y @ By)) / 2 * s - rho * By)
+    return B + half + half.T
 
 
 def lbfgs(diagonal, S, Y):
