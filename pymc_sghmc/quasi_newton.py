@@ -156,7 +156,7 @@ def bfgs(B, s, y):
     rho = 1 / (s @ y)
     By = B @ y
     half = np.outer(s, (rho + rho**2 * (y @ By)) / 2 * s - rho * By)
-    return B + half + half.T
+    return B + (half + half.T)
 
 
 def lbfgs(diagonal, S, Y):
