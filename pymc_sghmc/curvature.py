@@ -28,6 +28,7 @@ __all__ = ["Curvature", "begin", "follow", "gather"]
 # Draws in the first window; each window is twice as long as the one before. A diagonal takes few
 # draws, a matrix more, which BFGS follows meanwhile.
 FIRST_WINDOW = {"dense": 100, "limited": 25}
+LONGEST_WINDOW = 1600  # more draws would cost memory and tell little
 # Draws that dense BFGS follows before the windows begin. While it follows, acceptance is lower than
 # with the same C at rest, so that it must end some time before tuning for the step size to grow.
 DRAWS_PER_UNKNOWN, MOST_FOLLOWED = 3, 600
@@ -100,7 +101,7 @@ def gather(curvature, position, gradient_at_it, gradient, turn=None) -> Curvatur
     return c._replace(
         inverse_hessian=C,
         kept=c.kept + kept,
-        window=2 * c.window,
+        window=min(2 * c.window, LONGEST_WINDOW),
         draws=(),
         turns=(),
         turning_time=time,

@@ -31,18 +31,19 @@ from pymc_sghmc.quasi_newton import Dense, identity
 
 __all__ = ["QNHMC", "QNHMCState", "init", "update"]
 
-MAX_DENSE = (
-    1000  # unknowns up to which B is a matrix; its O(d²) product is less than most gradients
-)
-MEMORY = 10  # m of limited memory: O(md) stays below a fifth of a gradient of 1 ms at d = 5,000
+# Unknowns up to which B is a matrix: its O(d²) product costs less than most gradients.
+MAX_DENSE = 1000
+# m of limited memory: O(md) stays below a fifth of a gradient of 1 ms at d = 5,000.
+MEMORY = 10
 MAX_STEPS = 1023  # of a trajectory of learnt length, as many as NUTS takes at most
 MAX_EARLY_STEPS = 50  # the same while C is far from right
-FOLLOWED = (
-    4  # one in so many trajectories is followed until it turns, at the price of as many gradients
-)
-MAX_EXACT, MAX_STALE = 200, 20  # unknowns with eigenvalues at each draw; draws between, above that
+# One in so many trajectories is followed until it turns, at the price of as many gradients.
+FOLLOWED = 4
 JITTER = (0.35, 0.75)  # length of trajectories in turning times: around π/2 on a Gaussian
-LONGER = 2.0  # times that at most, where late turns say that C leaves slow directions, which turn later yet
+# Times that at most, where late turns say that C leaves slow directions, which turn later yet.
+LONGER = 2.0
+# Unknowns up to which eigenvalues are those of each draw's C; above, of up to so many draws ago.
+MAX_EXACT, MAX_STALE = 200, 20
 
 
 class QNHMCState(NamedTuple):
@@ -64,6 +65,7 @@ def update(state, density, step_size, rng, *, inverse_hessian, mass, n_steps, pa
 
     (position, gradient) of the trajectory are appended to ``path``, if there is one. ``follow`` further
     steps are taken at most, without a bearing on the draw, to see when the trajectory turns back.
+    Returns the state, statistics, and that time.
     """
     theta, grad, logp = state
     epsilon, C, M, L = step_size, inverse_hessian, mass, n_steps

@@ -77,7 +77,7 @@ def test_digits(data):
     return np.column_stack([np.ones(len(X)), X]), y
 
 
-def test_error(draws, test):
+def error_rate(draws, test):
     X, y = test
     probability = np.mean([expit(X @ draw) for draw in draws.reshape(-1, X.shape[1])], axis=0)
     return np.mean((probability > 0.5) != y)
@@ -112,7 +112,7 @@ def measure(sampler, reference, level, test, **sample):
     draws, _ = unconstrained(run.idata, reference.model)
     moments = reference.mean, reference.sd, reference.error, reference.sd_error
     return {
-        "test_error": test_error(draws, test),
+        "test_error": error_rate(draws, test),
         **errors(draws, *moments),
         "variance_ratio": np.mean((draws - draws.mean(axis=(0, 1))) ** 2 / reference.sd**2),
         "burn_in": burn_in(run.idata, level),
@@ -194,7 +194,7 @@ def main():
         "benchmark": "qnhmc_mnist",
         "seed": args.seed,
         "log_density": level,
-        "reference_test_error": test_error(reference_draws, test),
+        "reference_test_error": error_rate(reference_draws, test),
         "runs": runs,
         **report.closing(machine, *PACKAGES),
     }
