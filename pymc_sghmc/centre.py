@@ -195,7 +195,7 @@ def _fisher_scale(counted, x):
     gradient = counted.gradient
     rng = np.random.default_rng(0)
     position = x.astype(gradient.dtype)
-    rounds = math.ceil(min(max(gradient.n_rows), FISHER_ROWS) / 100)
+    rounds = math.ceil(min(max(gradient.n_rows, default=1), FISHER_ROWS) / 100)
     information = np.mean(
         [_information(gradient, position, rng) for _ in range(rounds)], axis=0, dtype=float
     )
