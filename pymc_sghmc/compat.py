@@ -64,9 +64,12 @@ def raveled_function(logp_dlogp):
     """Return the compiled function inside PyMC's ``logp_dlogp_function``: ``q -> (logp, gradient)``.
 
     Its own call checks that values of other variables were set, which costs more than a small model's
-    gradient; PyMC's HMC goes round it in the same way (5.28 and 6). Falls back to the call.
+    gradient; PyMC's HMC goes round it in the same way (5.28 and 6). Falls back to the call. ``q`` must
+    have the function's dtype, as PyTensor doesn't check it again.
     """
-    return getattr(logp_dlogp, "_pytensor_function", logp_dlogp)
+    function = getattr(logp_dlogp, "_pytensor_function", logp_dlogp)
+    function.trust_input = True
+    return function
 
 
 def toposort(outputs, leaves):

@@ -69,8 +69,9 @@ def update(state, density, step_size, rng, *, inverse_hessian, mass, n_steps, pa
     """
     theta, grad, logp = state
     epsilon, C, M, L = step_size, inverse_hessian, mass, n_steps
-    p = M.draw(rng.standard_normal(theta.shape))  # line 4
-    E0 = -logp + p @ M.inverse_product(p) / 2  # line 5, eq. 2
+    z = rng.standard_normal(theta.shape)
+    p = M.draw(z)  # line 4
+    E0 = -logp + z @ z / 2  # line 5, eq. 2: pᵀM⁻¹p = zᵀz
     new, E1, turn = None, math.inf, None
     points = leapfrog(theta, p, grad, density, epsilon, C, M)  # lines 6 to 15
     for i, (q, p, logp_q, grad_q) in enumerate(islice(points, L + follow), start=1):
