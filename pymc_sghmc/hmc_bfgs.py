@@ -76,8 +76,9 @@ def update(state, density, step_size, rng, *, n_steps):
     theta, grad, logp = (part[0] for part in state)
     epsilon, L = step_size, n_steps
     C, n_pairs = inverse_hessian(*(part[1:] for part in state))
-    v = C.draw(rng.standard_normal(theta.shape))  # C p for p ~ N(0, C⁻¹)
-    E0 = -logp + v @ C.inverse_product(v) / 2
+    z = rng.standard_normal(theta.shape)
+    v = C.draw(z)  # C p for p ~ N(0, C⁻¹)
+    E0 = -logp + z @ z / 2  # pᵀCp = zᵀz
     points = islice(leapfrog(theta, v, grad, density, epsilon, C, mass=C), L)
     with np.errstate(all="ignore"):
         *_, (q, v, logp_q, grad_q) = points

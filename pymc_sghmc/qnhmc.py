@@ -27,7 +27,7 @@ from pymc_sghmc import curvature as curvatures
 from pymc_sghmc.checks import is_number, whole_steps
 from pymc_sghmc.hamiltonian import HamiltonianStep
 from pymc_sghmc.leapfrog import LARGEST_ERROR, leapfrog, metropolis
-from pymc_sghmc.quasi_newton import Dense, identity
+from pymc_sghmc.quasi_newton import Dense, diagonal, identity
 
 __all__ = ["QNHMC", "QNHMCState", "init", "update"]
 
@@ -246,8 +246,7 @@ class QNHMC(HamiltonianStep):
             follow=follow,
         )
         if path is not None:
-            accepted = info["accepted"]
-            c = curvatures.follow(c, path, accepted)
+            c = curvatures.follow(c, path, info["accepted"])
         elif adapting:
             c = curvatures.gather(
                 c,
@@ -334,7 +333,7 @@ def _checked_mass(mass, d):
         if matrix.ndim == 2 and np.allclose(matrix, matrix.T):
             return Dense.of(matrix)
         if matrix.ndim == 1 and (matrix > 0).all() and np.isfinite(matrix).all():
-            return identity(d, dense=False)._replace(scale=np.sqrt(matrix))
+            return diagonal(np.sqrt(matrix))
     except LinAlgError:
         pass
     raise ValueError("mass: must be finite, symmetric and positive definite.")

@@ -18,6 +18,7 @@ __all__ = [
     "Dense",
     "LowRank",
     "bfgs",
+    "diagonal",
     "guarded",
     "identity",
     "lbfgs",
@@ -123,9 +124,12 @@ def _extremes(matrix, d):
 
 def identity(d, dense):
     """B = I, before the first curvature pair."""
-    return (
-        Dense(np.eye(d), np.eye(d)) if dense else LowRank(np.ones(d), np.empty((d, 0)), np.empty(0))
-    )
+    return Dense(np.eye(d), np.eye(d)) if dense else diagonal(np.ones(d))
+
+
+def diagonal(scale):
+    """B = σ² alone, in the form of low rank."""
+    return LowRank(scale, np.empty((scale.size, 0)), np.empty(0))
 
 
 def guarded(inverse_hessian, s, y, damping=DAMPING):
@@ -159,17 +163,17 @@ def bfgs(B, s, y):
     return B + (half + half.T)
 
 
-def lbfgs(diagonal, S, Y):
-    r"""Limited-memory BFGS from ``diagonal`` B₀, (d,), and m pairs, columns of S and Y, oldest first.
+def lbfgs(variances, S, Y):
+    r"""Limited-memory BFGS from the diagonal B₀ of ``variances``, (d,), and m pairs, columns of S and Y, oldest first.
 
     The compact form of Byrd, Nocedal & Schnabel (1994, eq. 2.6), brought to orthonormal directions
     by a thin QR as in Pathfinder (Zhang et al. 2022), in O(m²d). With the same pairs and B₀ it equals
     `bfgs` applied m times. Raises ``LinAlgError`` where round-off makes it indefinite.
     """
-    scale = np.sqrt(diagonal)
+    scale = np.sqrt(variances)
     m = S.shape[1]
     if not m:
-        return LowRank(scale, np.empty((scale.size, 0)), np.empty(0))
+        return diagonal(scale)
     S, Y = S / scale[:, None], Y * scale[:, None]  # in coordinates in which B₀ = I
     norms = np.linalg.norm(S, axis=0)  # a pair may be scaled without changing B
     S, Y = S / norms, Y / norms
@@ -233,7 +237,7 @@ def stiffest(gradient, centre, variances, memory, step=1e-3):
     """
     scale, d = np.sqrt(variances), centre.size
     if d == 1:
-        return LowRank(scale, np.empty((1, 0)), np.empty(0))
+        return diagonal(scale)
     here = gradient(centre)
 
     def product(v):

@@ -10,17 +10,15 @@ No PyMC: the package's `update` on NumPy densities. Run as
 """
 
 import argparse
-import json
 import math
-import platform
 
 from collections import deque
 
 import arviz as az
 import numpy as np
-import scipy
+import report
 
-from pymc_sghmc import __version__, curvature, qnhmc
+from pymc_sghmc import curvature, qnhmc
 from pymc_sghmc.quasi_newton import Dense, identity
 
 QUARTIC = 2 * math.gamma(3 / 4) / math.gamma(1 / 4)  # E[x²] of exp(−x⁴/4)
@@ -77,6 +75,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
+    machine = report.machine()
     rng, draws, rows = np.random.default_rng(arguments.seed), arguments.draws, []
 
     # 1. The printed sign is the mended one on the reversed energies.
@@ -130,11 +129,10 @@ def main():
                 )
                 rows.append((f"{adapt}, {name}", label, "E[x²]", truth, *second_moment(kept)))
 
-    versions = {"pymc_sghmc": __version__, "numpy": np.__version__, "scipy": scipy.__version__}
-    versions["python"] = platform.python_version()
     keys = ("what", "target", "quantity", "exact", "value", "error")
     table = [dict(zip(keys, row, strict=True)) for row in rows]
-    print(json.dumps({"benchmark": "qnhmc_traps", "rows": table} | versions))
+    result = {"benchmark": "qnhmc_traps", "rows": table}
+    report.print_json(result | report.closing(machine, "numpy", "scipy", "arviz", "pymc-sghmc"))
     if arguments.markdown:
         print("\n| | target | | exact | measured |\n|---|---|---|---:|---:|")
         for what, target, quantity, exact_value, value, error in rows:
