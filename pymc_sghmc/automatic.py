@@ -61,9 +61,12 @@ class AutomaticSettings:
         raise NotImplementedError
 
     def prepare(self):
-        """Set up for chains from the initial point, once all settings are checked, and say how."""
-        if not self.needs_setup:
-            return
+        """Set up and compile for chains from the initial point, once all settings are checked."""
+        if self.needs_setup:
+            self._prepare_setup()
+        self.compile_inner_steps()
+
+    def _prepare_setup(self):
         if 1 in self.gradient.noisy_batch_sizes:
             raise ValueError(
                 "batch_size=1: automatic settings need at least 2 rows in a minibatch to measure "
@@ -83,7 +86,6 @@ class AutomaticSettings:
                 "temperatures can't show what chains don't reach. Reparametrise the model (groups "
                 "non-centred where data are few), pass centre=, or use NUTS; look at R-hat."
             )
-        self.begin_chain(self.rng)
 
     def describe(self, seconds) -> str:
         """Say what was set up and chosen."""

@@ -6,6 +6,9 @@ Knows gradients and rows, no samplers and no way of finding a centre.
 from typing import NamedTuple
 
 import numpy as np
+import pytensor.tensor as pt
+
+from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.gradients import NoisyGradient
 
@@ -19,7 +22,7 @@ class Anchor(NamedTuple):
     """What control variates know of all rows."""
 
     centre: np.ndarray  # θ̂, (d,)
-    logp: np.ndarray  # log-likelihood at θ̂, scalar
+    logp: float  # log-likelihood at θ̂
     gradient: np.ndarray  # ∇ log-likelihood at θ̂, (d,)
     pools: list  # of each group: rows, each as often as it counts, and these counts
 
@@ -42,7 +45,6 @@ class ControlVariates(NoisyGradient):
     def __init__(self, gradient):
         self.gradient = gradient
         self.dtype = gradient.dtype
-        self.function = gradient.difference_function()
         self.row_function = gradient.row_function()
         self.anchor = None
 
@@ -78,24 +80,36 @@ class ControlVariates(NoisyGradient):
 
     def _likelihood(self, centre):
         logp, grad = self.gradient.likelihood(centre)
-        logp_dtype = self.function.maker.fgraph.inputs[2].type.dtype
-        return np.asarray(logp, dtype=logp_dtype), grad.astype(self.dtype)
+        return float(logp), grad.astype(self.dtype)
+
+    @property
+    def noisy_batch_sizes(self) -> list[int]:
+        """Sizes of the minibatches that aren't all of their rows."""
+        return self.gradient.noisy_batch_sizes
 
     def draw_minibatch(self, rng) -> tuple:
         """Draw the rows of one minibatch, an array of row indices for each group of rows."""
+        return self.minibatch(
+            [pool[rng.integers(pool.size, size=n)].astype(np.int64) for pool, n in self._drawn()]
+        )
+
+    def draw_minibatches(self, rng, k) -> tuple:
+        """Draw the rows of ``k`` minibatches, shape (k, n), for each group that isn't used whole."""
         return tuple(
             [
-                pool[rng.integers(pool.size, size=n)].astype(np.int64) if rows is None else rows
-                for (pool, _), (_, n, rows) in zip(
-                    self.anchor.pools, self.gradient._draws, strict=True
-                )
+                pool[rng.integers(pool.size, size=(k, n))].astype(np.int64)
+                for pool, n in self._drawn()
             ]
         )
+
+    def minibatch(self, drawn) -> tuple:
+        """Return the minibatch with these rows of the groups that aren't used whole."""
+        return self.gradient.minibatch(drawn)
 
     def __call__(self, position, minibatch):
         """Log-density and gradient at ``position``."""
         uniform, inputs = self.gradient._weights, self.gradient._inputs
-        centre, logp, grad, pools = self.anchor
+        centre, anchor_logp, anchor, pools = self.anchor
         weights = [
             (pool.size / rows.size / counts[rows]).astype(weight.dtype, copy=False)
             if noisy
@@ -104,6 +118,44 @@ class ControlVariates(NoisyGradient):
                 self.is_noisy, uniform[1:], minibatch, pools, strict=True
             )
         ]
-        return self.function(
-            position, centre, logp, grad, uniform[0], *weights, *minibatch, *inputs
-        )
+        others = (*weights, *minibatch, *inputs)
+        logp, grad = self.gradient.function(position, uniform[0], *others)
+        # The prior doesn't count at θ̂: it is exact at θ.
+        at_centre = self.gradient.function(centre, np.zeros_like(uniform[0]), *others)
+        return logp - at_centre[0] + anchor_logp, grad - at_centre[1] + anchor
+
+    def symbolic(self, position) -> tuple:
+        """Return ∇ log p̃ at a symbolic position, and what it takes: see `MinibatchGradient`."""
+        own, prior_weight, row_weights, others, _, grad, _ = self.gradient._graph
+        n_groups = len(self.gradient.groups)
+        rows, rest = others[:n_groups], others[n_groups:]
+        centre, anchor = own.type("centre_of_control_variates"), own.type("anchor")
+        weights, drawn, fixed = {}, [], [prior_weight, centre, anchor]
+        for row, weight, noisy in zip(rows, row_weights, self.is_noisy, strict=True):
+            if not noisy:
+                fixed += [weight, row]
+                continue
+            counts, size = pt.ivector("counts"), pt.scalar("pool_size", dtype=weight.dtype)
+            weights[weight] = (size / row.shape[0] / counts[row]).astype(weight.dtype)
+            drawn.append(row)
+            fixed += [size, counts]
+        here = clone_replace([grad], {own: position, **weights}, rebuild_strict=False)[0]
+        none = {prior_weight: pt.zeros((), dtype=prior_weight.dtype)}
+        there = clone_replace([grad], {own: centre, **none, **weights}, rebuild_strict=False)[0]
+        return here - there + anchor, drawn, [*fixed, *rest]
+
+    def fixed_inputs(self) -> tuple:
+        """Return the values, now, of what doesn't change from one minibatch to the next."""
+        uniform = self.gradient._weights
+        centre, _, anchor, _ = self.anchor
+        fixed = [uniform[0], centre, anchor]
+        for weight, ((pool, counts), (_, _, rows)) in zip(uniform[1:], self._groups(), strict=True):
+            size = np.asarray(pool.size, dtype=weight.dtype)
+            fixed += [size, counts] if rows is None else [weight, rows]
+        return (*fixed, *self.gradient._inputs)
+
+    def _groups(self):
+        return zip(self.anchor.pools, self.gradient._draws, strict=True)
+
+    def _drawn(self):
+        return [(pool, n) for (pool, _), (_, n, rows) in self._groups() if rows is None]

@@ -127,7 +127,7 @@ class MinibatchGradient(NoisyGradient):
         self.weights_dtype = np.dtype(prior_weight.dtype)
         self.sources = full
         others = [*rows, *arrays, *given]
-        self._compile_kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
+        self.compile_kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
         self._graph = (position, prior_weight, row_weights, others, logp, grad, likelihoods)
         self.function = self._compiled(
             [position, prior_weight, *row_weights, *others], [logp, grad]
@@ -137,29 +137,41 @@ class MinibatchGradient(NoisyGradient):
         self.condition_on(point)
 
     def _compiled(self, inputs, outputs):
-        function = compile(inputs, outputs, **self._compile_kwargs)
+        function = compile(inputs, outputs, **self.compile_kwargs)
         function.trust_input = True
         return function
 
-    def difference_function(self):
-        """Compile log-density and gradient with control variates (eq. 5 of Baker et al. 2019).
+    def symbolic(self, position) -> tuple:
+        """Return ∇ log p̃ at a symbolic position, and what it takes.
 
-        Inputs: position θ, centre θ̂, log-likelihood and gradient of all rows at θ̂, then as for
-        ``function``. The minibatch is evaluated at θ and θ̂ in one call.
+        Returns
+        -------
+        gradient : TensorVariable
+        rows : list of TensorVariable
+            The rows of a minibatch of each group that `draw_minibatches` draws.
+        fixed : list of TensorVariable
+            What `fixed_inputs` gives.
         """
-        position, prior_weight, row_weights, others, logp, grad, _ = self._graph
-        centre = position.type("centre")
-        anchor_logp, anchor = pt.scalar("anchor_logp", dtype=logp.dtype), position.type("anchor")
-        # The prior doesn't count at θ̂: it is exact at θ.
-        at_centre = clone_replace(
-            [logp, grad],
-            {position: centre, prior_weight: pt.zeros((), dtype=prior_weight.dtype)},
-            rebuild_strict=False,
-        )
-        return self._compiled(
-            [position, centre, anchor_logp, anchor, prior_weight, *row_weights, *others],
-            [logp - at_centre[0] + anchor_logp, grad - at_centre[1] + anchor],
-        )
+        own, prior_weight, row_weights, others, _, grad, _ = self._graph
+        [grad] = clone_replace([grad], {own: position}, rebuild_strict=False)
+        rows, rest = others[: len(self.groups)], others[len(self.groups) :]
+        all_rows = [row for row, noisy in zip(rows, self.is_noisy, strict=True) if not noisy]
+        drawn = [row for row, noisy in zip(rows, self.is_noisy, strict=True) if noisy]
+        return grad, drawn, [prior_weight, *row_weights, *all_rows, *rest]
+
+    def fixed_inputs(self) -> tuple:
+        """Return the values, now, of what doesn't change from one minibatch to the next."""
+        all_rows = [rows for _, _, rows in self._draws if rows is not None]
+        return (*self._weights, *all_rows, *self._inputs)
+
+    def draw_minibatches(self, rng, k) -> tuple:
+        """Draw the rows of ``k`` minibatches, shape (k, n), for each group that isn't used whole."""
+        return tuple([rng.integers(N, size=(k, n)) for N, n, rows in self._draws if rows is None])
+
+    def minibatch(self, drawn) -> tuple:
+        """Return the minibatch with these rows of the groups that aren't used whole."""
+        drawn = iter(drawn)
+        return tuple([next(drawn) if rows is None else rows for _, _, rows in self._draws])
 
     def row_function(self):
         """Compile the log-likelihood of each row. Inputs: position, rows, data, other unknowns."""

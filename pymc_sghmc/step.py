@@ -6,8 +6,10 @@ no way of estimating a gradient.
 """
 
 import math
+import pickle
 import warnings
 
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -27,11 +29,14 @@ from pymc_sghmc.control_variates import ControlVariates
 from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.faults import Fault, NonFinite, SamplingStopped
 from pymc_sghmc.gradients import MinibatchGradient
+from pymc_sghmc.inner_loop import InnerLoop, Replay
 from pymc_sghmc.preconditioners import preconditioner_factor
 from pymc_sghmc.progress import make_progressbar_update_functions, progressbar_config
 from pymc_sghmc.rows import minibatch_outputs
 from pymc_sghmc.schedules import constant
 from pymc_sghmc.setup import unconstrained_point
+from pymc_sghmc.shared_arrays import dumps
+from pymc_sghmc.thermometer import inner
 
 __all__ = ["StochasticGradientStep"]
 
@@ -130,6 +135,7 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
         self.target_bias = float(target_bias)
         is_auto = isinstance(learning_rate, str) and learning_rate == "auto"
         self.schedule = None if is_auto else _as_schedule(learning_rate)
+        self.schedule_varies = callable(learning_rate)
         if gradient not in ("auto", "plain", "control_variates"):
             raise ValueError(
                 f'gradient={gradient!r}: must be "auto", "plain" or "control_variates".'
@@ -176,10 +182,11 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
         self.given_centre = None
         if centre is not None:
             self.given_centre = self._ravel(unconstrained_point(model, centre))
+        self.loops = {}  # compiled inner steps
+        self.start_point, self.initial = point, self._ravel(point)
         self.begin_chain(get_random_generator(rng))
         # Compile for the types that will come, here and not in each worker.
-        self.gradient(self._ravel(point), self.gradient.draw_minibatch(np.random.default_rng(0)))
-        self.initial = self._ravel(point)
+        self.gradient(self.initial, self.gradient.draw_minibatch(np.random.default_rng(0)))
         add_end_of_run_check(temperature_warnings)
 
     def begin_chain(self, rng):
@@ -223,22 +230,37 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
                 eta = self._rate()
                 self.begin_draw(position)
                 state = self._state_at(position, eta)
-                for _ in range(self.n_steps):
+                made = 0
+                while made < self.n_steps:
                     eta = self._rate()
                     if self.restart_every and self.n_updates % self.restart_every == 0:
                         state = self.init(state.position, eta, self.rng, self.temperature)
-                    state, info = self.update(
-                        state,
-                        self.target,
-                        eta,
-                        self.rng,
-                        temperature=self.temperature,
-                        **self.update_arguments(eta),
-                    )
+                    arguments = self.update_arguments(eta)
+                    arguments["temperature"] = self.temperature
+                    target, rng, n = self.target, self.rng, self._n_alike(made)
+                    loop = self._inner_loop(state, arguments) if n else None
+                    if loop is not None:
+                        done = loop(
+                            state,
+                            n,
+                            rng,
+                            settings={"learning_rate": eta, **arguments},
+                            centre=self.centre,
+                            factor=self.factor,
+                        )
+                        state = done.state
+                        made, weight = made + done.n_steps, weight + done.n_steps * eta
+                        self.n_updates += done.n_steps
+                        kinetic += done.kinetic / eta
+                        self.meter.add(done.virial, done.square_norm)
+                        if done.failed is None:
+                            continue
+                        target = rng = Replay(self.target, *done.failed)  # it says what is wrong
+                    state, info = self.update(state, target, eta, rng, **arguments)
                     self.n_updates += 1
-                    weight += eta
+                    made, weight = made + 1, weight + eta
                     if len(state) > 1:
-                        kinetic += float(state.momentum.dot(state.momentum)) / eta
+                        kinetic += inner(state.momentum, state.momentum) / eta
                 position = state.position
                 if self.factor is not None:
                     position = self.target.to_theta(position)
@@ -281,6 +303,42 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
         """η of the next inner step."""
         return self.tuning.learning_rate if self.schedule is None else self.schedule(self.n_updates)
 
+    def _n_alike(self, made) -> int:
+        """Inner steps from here with equal settings, but for the last of a draw, which reports."""
+        n = self.n_steps - 1 - made
+        if self.restart_every:
+            n = min(n, self.restart_every - self.n_updates % self.restart_every)
+        return min(n, 1) if self.schedule is not None and self.schedule_varies else n
+
+    def _inner_loop(self, state, arguments):
+        """Return the compiled loop for these settings, or None where a matrix is among them."""
+        ndims = tuple(map(np.ndim, arguments.values()))
+        if max(ndims) > 1:
+            return None
+        key = (self.uses_control_variates, np.ndim(self.factor), ndims)
+        if key not in self.loops:
+            self.loops[key] = InnerLoop(
+                self.update,
+                state,
+                self.meter.gradient,
+                self.factor,
+                arguments,
+                self.gradient.compile_kwargs,
+            )
+        return self.loops[key]
+
+    def compile_inner_steps(self):
+        """Make three inner steps, so that chains in other processes find them compiled."""
+        rng, n_steps, self.n_steps = self.rng, self.n_steps, min(3, self.n_steps)
+        try:
+            self.begin_chain(np.random.default_rng(0))
+            self.step(self._unravel(self.initial, self.start_point))
+        except SamplingError:
+            pass  # pm.sample may start elsewhere; if not, the first draw says what is wrong
+        finally:
+            self.n_steps = n_steps
+            self.begin_chain(rng)
+
     def gradient_noise(self, learning_rate) -> float:
         """β̂/α where the sampler has an estimate, else NaN."""
         return math.nan
@@ -288,6 +346,11 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
     def _state_at(self, position, eta):
         """Return the chain's state, at the position that PyMC hands over."""
         if self.factor is not None:
+            # as a rule it is where the chain was, and no triangular system needs to be solved
+            if self.state is not None and np.array_equal(
+                self.target.to_theta(self.state.position), position
+            ):
+                return self.state
             position = self.target.from_theta(position)
         if self.state is None:
             return self.init(position, eta, self.rng, self.temperature)
@@ -369,10 +432,17 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
         raise IndexError(index)
 
     def __reduce__(self):
-        # BlockedStep pickles its arguments and with them the model and a second copy of the data.
-        attributes = self.__dict__.copy()
-        attributes.pop("_BlockedStep__newargs", None)
-        return _rebuild, (type(self), attributes)
+        # Large arrays go as handles: all processes map one copy of them.
+        return _rebuild, (type(self), dumps(self._attributes()))
+
+    def __deepcopy__(self, memo):
+        copied = object.__new__(type(self))
+        copied.__dict__.update(deepcopy(self._attributes(), memo))
+        return copied
+
+    def _attributes(self):
+        # BlockedStep keeps its arguments and with them the model and a second copy of the data.
+        return {k: v for k, v in self.__dict__.items() if k != "_BlockedStep__newargs"}
 
     @staticmethod
     def competence(var, has_grad):
@@ -380,9 +450,9 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
         return Competence.INCOMPATIBLE
 
 
-def _rebuild(cls, attributes):
+def _rebuild(cls, pickled):
     step = object.__new__(cls)
-    step.__dict__.update(attributes)
+    step.__dict__.update(pickle.loads(pickled))
     add_end_of_run_check(temperature_warnings)
     return step
 

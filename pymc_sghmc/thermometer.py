@@ -2,9 +2,16 @@
 
 import math
 
+import numpy as np
+
 from pymc_sghmc.faults import NonFinite
 
-__all__ = ["Thermometer"]
+__all__ = ["Thermometer", "inner"]
+
+
+def inner(a, b) -> float:
+    """Inner product without BLAS, whose threads get in the way of other chains."""
+    return float(np.einsum("i,i->", a, b))
 
 
 class Thermometer:
@@ -24,12 +31,17 @@ class Thermometer:
         self.centre = centre
         self.virial = self.square_norm = 0.0
 
+    def add(self, virial, square_norm):
+        """Take in the sums over inner steps that were made elsewhere."""
+        self.virial += virial
+        self.square_norm += square_norm
+
     def __call__(self, position, minibatch):
         """Log-density and gradient; raises `NonFinite`."""
         logp, grad = self.gradient(position, minibatch)
-        virial = -float((position - self.centre).dot(grad))
+        virial = -inner(position - self.centre, grad)
         if not math.isfinite(virial + float(logp)):
             raise NonFinite(position, grad, logp, minibatch)
         self.virial += virial
-        self.square_norm += float(grad.dot(grad))
+        self.square_norm += inner(grad, grad)
         return logp, grad

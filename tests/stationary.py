@@ -6,6 +6,7 @@ scripted generator, without a seed; `sghmc_map` and `sgld_map` write them down f
 """
 
 import numpy as np
+import pytensor.tensor as pt
 
 from scipy.linalg import block_diag, solve_discrete_lyapunov
 
@@ -53,6 +54,24 @@ class NoisyLinear:
     def __call__(self, position, minibatch):
         return -0.5 * position @ self.H @ position, -self.H @ position - minibatch
 
+    # the same for compiled inner steps
+    noisy_batch_sizes, compile_kwargs = [], {"mode": "FAST_COMPILE"}
+
+    def symbolic(self, position):
+        noise = pt.vector("noise")
+        return -pt.constant(self.H) @ position - noise, [noise], []
+
+    def fixed_inputs(self):
+        return ()
+
+    def draw_minibatches(self, rng, k):
+        tokens = rng.standard_normal((k, self.d)) @ self.root.T
+        self.minibatches.extend(tokens)
+        return (tokens,)
+
+    def minibatch(self, drawn):
+        return drawn[0]
+
     is_exact = likelihood_needs_others = False
 
     def condition_on(self, point):
@@ -88,7 +107,7 @@ def with_gradient(step, gradient):
         if step.factor is not None:
             step.target = PreconditionedGradient(step.meter, step.factor)
 
-    step.gradient, step._use = gradient, use
+    step.gradient, step._use, step.loops = gradient, use, {}
     use(gradient)
     return step
 

@@ -369,7 +369,7 @@ def test_hot_chain_is_warned_of_once_with_number_and_remedy(caplog):
     [mean], _ = configurational_temperature(idata)
     messages = [m for m in caplog.messages if "configurational temperature" in m]
     assert len(messages) == 1
-    assert f"{mean:.2f}" in messages[0]
+    assert f"is {mean:.3g} ±" in messages[0]
     assert "Lower learning_rate" in messages[0]
 
 
