@@ -8,9 +8,10 @@ checks of a finished run in `pymc_sghmc.diagnostics`.
 from pymc_sghmc import diagnostics, schedules
 from pymc_sghmc.hmc_bfgs import HMCBFGS
 from pymc_sghmc.qnhmc import QNHMC
+from pymc_sghmc.resume import resume
 from pymc_sghmc.sghmc import SGHMC
 from pymc_sghmc.sgld import SGLD
 
 __version__ = "0.1.0"
 
-__all__ = ["HMCBFGS", "QNHMC", "SGHMC", "SGLD", "diagnostics", "schedules"]
+__all__ = ["HMCBFGS", "QNHMC", "SGHMC", "SGLD", "diagnostics", "resume", "schedules"]

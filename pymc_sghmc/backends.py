@@ -14,9 +14,7 @@ import math
 
 import numpy as np
 
-from pytensor.compile.mode import get_mode
-
-__all__ = ["backend_of", "loop_around"]
+__all__ = ["loop_around", "resident"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,10 +33,16 @@ def inner_loop(state, normals, rows, fixed):
 """
 
 
-def backend_of(mode) -> str:
-    """ "numba", "jax" or "python": what runs the loop for a PyTensor mode."""
-    name = type(get_mode(mode).linker).__name__
-    return {"NumbaLinker": "numba", "JAXLinker": "jax"}.get(name, "python")
+def resident(function, array):
+    """Return what to pass for an array that stays the same over many calls of a compiled function.
+
+    For JAX a copy on its device, which it would make anew at each call; else the array itself.
+    """
+    if type(function.maker.linker).__name__ != "JAXLinker":
+        return array
+    import jax
+
+    return jax.device_put(array)
 
 
 def loop_around(function, n_state: int, n_rows: int):

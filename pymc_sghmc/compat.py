@@ -6,7 +6,9 @@ Knows versions and their features; knows no samplers and no mathematics.
 
 import logging
 
+import pymc as pm
 import pymc.sampling.mcmc as _mcmc
+import xarray as xr
 
 from pymc.step_methods.compound import BlockedStep
 from pymc.util import get_random_generator
@@ -34,6 +36,7 @@ __all__ = [
     "SymbolicOp",
     "add_end_of_run_check",
     "ancestors",
+    "inference_data",
     "raveled_function",
     "toposort",
 ]
@@ -58,6 +61,19 @@ class ChainSetup(BlockedStep):
     def setup_chain(self, rng, tune, draws):
         """Start a chain (PyMC 6)."""
         self.begin_chain(get_random_generator(rng, copy=False))
+
+
+def inference_data(datasets):
+    """Return datasets, by group, as what ``pm.sample`` returns.
+
+    That is ArviZ's InferenceData in PyMC 5.28 and xarray's DataTree in PyMC 6. With PyMC 5's end,
+    keep the last line alone.
+    """
+    if pm.__version__.startswith("5."):
+        import arviz as az
+
+        return az.InferenceData(**datasets)
+    return xr.DataTree.from_dict(datasets)
 
 
 def raveled_function(logp_dlogp):

@@ -15,6 +15,7 @@ import pytensor.tensor as pt
 from pymc.pytensorf import compile, join_nonshared_inputs, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 
+from pymc_sghmc.backends import resident
 from pymc_sghmc.compat import ancestors
 from pymc_sghmc.minibatch import minibatch_log_density
 from pymc_sghmc.rows import array_of
@@ -221,7 +222,8 @@ class MinibatchGradient(NoisyGradient):
         ]
         self._chunk_rows = self._rows_per_chunk()
         self._weights = self._uniform_weights([n for _, n, _ in self._draws])
-        self._inputs = (*self.arrays, *self.given)
+        self._resident = tuple([resident(self.function, array) for array in self.arrays])
+        self._inputs = (*self._resident, *self.given)
 
     def _rows_per_chunk(self) -> list[int]:
         arrays = iter(self.arrays)
@@ -240,14 +242,15 @@ class MinibatchGradient(NoisyGradient):
     def condition_on(self, point) -> None:
         """Hold the unknowns that other steps sample at their values in ``point``."""
         if self.given_types:
+            # copies: in workers PyMC changes the arrays of a point in place
             self.set_given(
-                tuple(np.asarray(point[name], dtype=dtype) for name, dtype in self.given_types)
+                tuple(np.array(point[name], dtype=dtype) for name, dtype in self.given_types)
             )
 
     def set_given(self, given) -> None:
         """Hold the unknowns that other steps sample at these values."""
         self.given = given
-        self._inputs = (*self.arrays, *given)
+        self._inputs = (*self._resident, *given)
 
     def draw_minibatch(self, rng) -> tuple:
         """Draw the rows of one minibatch, an array of row indices for each group of rows."""
@@ -353,10 +356,12 @@ class MinibatchGradient(NoisyGradient):
             )
             for group in self.groups
         ]
-        return {**self.__dict__, "sources": self.arrays, "groups": groups, "_graph": None}
+        bare = {"sources": self.arrays, "groups": groups, "_resident": None, "_inputs": None}
+        return {**self.__dict__, **bare, "_graph": None}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
+        self.load_data()
 
 
 def _input_like(source, name):

@@ -8,6 +8,7 @@ formula of a sampler.
 import math
 import time
 
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ __all__ = ["HamiltonianStep"]
 class HamiltonianState(StepMethodState):
     """What a chain needs to go on exactly where it was."""
 
+    settings: dict = field(metadata={"frozen": True})  # as given
+    n_draws: int
     tune: bool
     step_adapt: StepSizeState
     state: Any
@@ -125,6 +128,7 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
         self.dtype = np.dtype(self._logp_dlogp_func.dtype)
         self.d = sum(np.size(point[var_name]) for var_name in self.var_names)
         self.target_accept = float(target_accept)
+        self.settings = {"step_size": step_size, "target_accept": target_accept}
         # PyMC's first guess: a quarter of d^(-1/4)
         self.first_step_size = 0.25 / self.d**0.25 if self.is_auto else float(step_size)
 
@@ -133,7 +137,7 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
         self.rng = get_random_generator(rng, copy=False)
         self.tune = True
         self.state = None
-        self.iter_count = self.divergences = 0
+        self.n_draws = self.iter_count = self.divergences = 0
         self.step_adapt = DualAverageAdaptation(
             self.first_step_size, self.target_accept, gamma=0.05, k=0.75, t0=10
         )  # PyMC's constants
@@ -184,6 +188,7 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
             warning = SamplerWarning(kind, text, "debug", self.iter_count)
         self.divergences += info["diverging"] and not self.tune
         self.iter_count += 1
+        self.n_draws += 1
         stats = {
             **info,
             "step_size": step_size,

@@ -179,6 +179,7 @@ class HMCBFGS(HamiltonianStep):
             compile_kwargs=compile_kwargs,
             blocked=True,
         )
+        self.settings |= {"n_steps": n_steps, "n_states": n_states}
         if self.shared:
             raise ValueError(
                 f"HMCBFGS: {', '.join(self.shared)} would be left to other steps, and its ensemble of "

@@ -210,6 +210,7 @@ class QNHMC(HamiltonianStep):
         )
         self.memory = MEMORY if memory is None and self.d > MAX_DENSE else memory
         self.mass = _checked_mass(mass, self.d)
+        self.settings |= {"n_steps": n_steps, "memory": memory, "adapt": adapt, "mass": mass}
         if adapt == "always":
             warnings.warn(
                 'QNHMC(adapt="always"): the inverse Hessian goes on following the chain, whose draws '

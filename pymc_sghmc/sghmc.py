@@ -248,6 +248,12 @@ class SGHMC(StochasticGradientStep):
             centre=centre,
             target_bias=target_bias,
         )
+        self.settings |= {
+            "friction": self.friction,
+            "noise_estimate": noise_estimate,
+            "integrator": integrator,
+            "resample_momentum_every": resample_momentum_every,
+        }
         if np.ndim(self.beta_hat) == 1:
             if self.beta_hat.shape != (self.d,):
                 raise ValueError(

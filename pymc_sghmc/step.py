@@ -10,6 +10,7 @@ import pickle
 import warnings
 
 from copy import deepcopy
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -45,6 +46,8 @@ __all__ = ["StochasticGradientStep"]
 class StochasticGradientState(StepMethodState):
     """What a chain needs to go on exactly where it was, for all samplers."""
 
+    settings: dict = field(metadata={"frozen": True})  # as given: another step can't go on with it
+    n_draws: int
     tune: bool
     state: Any
     n_updates: int
@@ -127,6 +130,16 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
                 "0 for optimisation."
             )
         self.temperature = float(temperature)
+        self.settings = {
+            "batch_size": batch_size,
+            "learning_rate": "a schedule" if callable(learning_rate) else learning_rate,
+            "n_steps": self.n_steps,
+            "temperature": self.temperature,
+            "preconditioner": preconditioner,
+            "gradient": gradient,
+            "centre": centre,
+            "target_bias": target_bias,
+        }
         if not (is_number(target_bias) and 0 < target_bias < 1):
             raise ValueError(
                 f"target_bias={target_bias!r}: must be a number between 0 and 1, the relative bias "
@@ -196,7 +209,7 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
         self.state = self.centre = self.noise_covariance = self.fault = None
         self.setup_from = self.tuning = None
         self.ready_for = None
-        self.n_updates = self.n_tuned = self.n_kept = 0
+        self.n_draws = self.n_updates = self.n_tuned = self.n_kept = 0
         self.gradient.load_data()
         self._use(self.gradient)
 
@@ -217,6 +230,12 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
         """Make one draw of ``n_steps`` inner steps."""
         if self.fault is not None:
             raise SamplingStopped(self.fault)
+        n, self.n_draws = self.n_draws, -1  # a state saved in the middle of a draw is of no draw
+        new = self._draw(point)
+        self.n_draws = n + 1
+        return new
+
+    def _draw(self, point):
         position = self.start = self._ravel(point)
         self.gradient.condition_on(point)
         try:

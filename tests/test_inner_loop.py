@@ -1,0 +1,303 @@
+"""A draw's inner steps in one compiled call: the sampler's own update, to round-off, on each backend."""
+
+import importlib.util
+import pickle
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from samplers import SAMPLERS, PaperSGHMC, PaperSGLD
+from scipy import stats
+from stationary import PRECONDITIONERS, Script
+
+from pymc_sghmc import SGHMC, SGLD, inner_loop, noise, schedules
+from pymc_sghmc.control_variates import ControlVariates
+from pymc_sghmc.gradients import MinibatchGradient
+from pymc_sghmc.inner_loop import InnerLoop, Replay
+from pymc_sghmc.preconditioners import PreconditionedGradient, preconditioner_factor
+from pymc_sghmc.thermometer import Thermometer
+
+FAST = {"mode": "FAST_COMPILE"}
+NEEDS_JAX = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX")
+BACKENDS = ["FAST_COMPILE", "NUMBA", pytest.param("JAX", marks=NEEDS_JAX)]
+N_ROWS = 200
+
+
+@pytest.fixture(scope="module")
+def model():
+    return logistic()
+
+
+def logistic(dtype="float64"):
+    rng = np.random.default_rng(5)
+    X = rng.standard_normal((N_ROWS, 3)).astype(dtype)
+    y = rng.binomial(1, 1 / (1 + np.exp(-X @ [1.0, -0.5, 0.2])))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=3)
+        pm.Bernoulli("y", logit_p=pm.Data("X", X) @ beta, observed=y)
+    return model
+
+
+def gradient_of(model, kind, mode):
+    gradient = MinibatchGradient(model, model.value_vars, 20, compile_kwargs={"mode": mode})
+    if kind == "plain":
+        return gradient
+    control_variates = ControlVariates(gradient)
+    control_variates.set_centre(np.array([0.9, -0.4, 0.1], gradient.dtype), 0.2 * np.ones(3))
+    return control_variates
+
+
+def by_hand(sampler, gradient, factor, state, settings, centre, seed, k):
+    """The same steps by the sampler's ``update``, one after another in Python."""
+    rng = np.random.default_rng(seed)
+    rows = gradient.draw_minibatches(rng, k)
+    normals = noise.standard_normals(rng, (k, state.position.size), gradient.dtype)
+    meter = Thermometer(gradient)
+    meter.begin_draw(centre)
+    target = meter if factor is None else PreconditionedGradient(meter, factor)
+    kinetic = 0.0
+    settings = dict(settings)
+    eta = settings.pop("learning_rate")
+    for t in range(k):
+        step = Replay(target, gradient.minibatch([r[t] for r in rows]), normals[t])
+        state, _ = sampler.update(state, step, eta, step, **settings)
+        if len(state) > 1:
+            kinetic += float(state.momentum @ state.momentum)
+    return state, (meter.virial, meter.square_norm, kinetic)
+
+
+def settings_of(sampler, noise_estimate=0.02):
+    further = {"friction": 0.3, "noise_estimate": noise_estimate} if sampler.has_momentum else {}
+    return {"learning_rate": 0.004, "temperature": 0.7, **further}
+
+
+def compare(sampler, model, kind, preconditioner, mode, k, tolerance, **settings):
+    gradient = gradient_of(model, kind, mode)
+    factor = PRECONDITIONERS[preconditioner]
+    if factor is not None:
+        factor = preconditioner_factor(0.05 * factor, 3).astype(gradient.dtype)
+    start = np.array([0.5, 0.0, -0.3], gradient.dtype)
+    state = sampler.cls.init(start, 0.004, np.random.default_rng(1))
+    settings, centre = settings_of(sampler, **settings), np.array([0.8, -0.4, 0.1])
+    if factor is not None:
+        settings["learning_rate"] = 0.04
+    loop = InnerLoop(sampler.update, state, gradient, factor, settings, {"mode": mode})
+    found = loop(
+        state, k, np.random.default_rng(2), settings=settings, centre=centre, factor=factor
+    )
+    expected, sums = by_hand(sampler, gradient, factor, state, settings, centre, 2, k)
+    assert found.n_steps == k and found.failed is None
+    for a, b in zip(found.state, expected, strict=True):
+        assert a.dtype == gradient.dtype
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(found[2:5], sums, rtol=10 * tolerance)
+    other, _ = by_hand(sampler, gradient, factor, state, settings, centre, 3, k)
+    assert np.abs(other.position - expected.position).max() > 1e3 * tolerance  # other noise shows
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+@pytest.mark.parametrize("kind", ["plain", "control_variates"])
+@pytest.mark.parametrize("preconditioner", PRECONDITIONERS)
+def test_compiled_steps_are_the_update_itself(model, sampler, kind, preconditioner):
+    compare(sampler, model, kind, preconditioner, "FAST_COMPILE", 200, 1e-12)
+
+
+@pytest.mark.parametrize("mode", BACKENDS)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_backends_agree_with_the_update_over_thousands_of_steps(model, sampler, mode):
+    kind = "control_variates" if sampler is SAMPLERS[-1] else "plain"
+    compare(sampler, model, kind, "dense", mode, 3000, 1e-11)
+
+
+def test_noise_estimate_by_unknown_is_passed_on(model):
+    beta_hat = np.array([0.0, 0.1, 0.25])
+    compare(SAMPLERS[0], model, "plain", "diag", "FAST_COMPILE", 50, 1e-12, noise_estimate=beta_hat)
+
+
+def test_single_precision_stays_single(monkeypatch):
+    import pytensor
+
+    with pytensor.config.change_flags(floatX="float32"):
+        compare(SAMPLERS[0], logistic("float32"), "plain", "diag", "FAST_COMPILE", 100, 2e-4)
+
+
+def test_steps_end_before_the_first_that_is_not_finite(model):
+    gradient = gradient_of(model, "plain", "FAST_COMPILE")
+    sampler = SAMPLERS[0]
+    state = sampler.cls.init(np.zeros(3), 0.004, np.random.default_rng(1))
+    settings = settings_of(sampler)
+    loop = InnerLoop(sampler.update, state, gradient, None, settings, FAST)
+
+    def run(rng):
+        return loop(state, 8, rng, settings=settings, centre=np.zeros(3), factor=None)
+
+    class Broken:  # the normals of the sixth step are not finite, so that the seventh isn't
+        def __init__(self, t):
+            self.rng, self.t = np.random.default_rng(4), t
+
+        def integers(self, *args, **kwargs):
+            return self.rng.integers(*args, **kwargs)
+
+        def standard_normal(self, shape, dtype):
+            normals = self.rng.standard_normal(shape, dtype=dtype)
+            normals[self.t :] = np.nan
+            return normals
+
+    found = run(Broken(5))
+    before, sums = by_hand(sampler, gradient, None, state, settings, np.zeros(3), 4, 8)
+    assert found.n_steps == 6
+    [rows], normals = found.failed
+    assert rows.shape == (20,) and np.isnan(normals).all()
+    assert run(Broken(8)).n_steps == 8
+    np.testing.assert_allclose(run(Broken(8)).state.position, before.position, rtol=1e-12)
+
+
+def test_blocks_of_random_numbers_join(model, monkeypatch):
+    """As many steps in blocks of three as in one, each with rows and normals of its own."""
+    gradient = gradient_of(model, "plain", "FAST_COMPILE")
+    sampler = SAMPLERS[1]
+    state, settings = sampler.cls.init(np.zeros(3), 0.004, None), settings_of(sampler)
+    loop = InnerLoop(sampler.update, state, gradient, None, settings, FAST)
+    monkeypatch.setattr(inner_loop, "BLOCK_BYTES", 3 * 8 * 23)
+    rng = np.random.default_rng(2)
+    found = loop(state, 7, rng, settings=settings, centre=np.zeros(3), factor=None)
+    expected, total, rng = state, np.zeros(3), np.random.default_rng(2)
+    for k in (3, 3, 1):
+        again = np.random.default_rng(0)
+        again.bit_generator.state = rng.bit_generator.state
+        expected, sums = _next_block(sampler, gradient, expected, settings, rng, k)
+        total += sums
+        assert again.bit_generator.state != rng.bit_generator.state
+    assert found.n_steps == 7
+    np.testing.assert_allclose(found.state.position, expected.position, rtol=1e-12)
+    np.testing.assert_allclose(found[2:5], total, rtol=1e-12)
+
+
+def _next_block(sampler, gradient, state, settings, rng, k):
+    rows = gradient.draw_minibatches(rng, k)
+    normals = rng.standard_normal((k, 3))
+    meter = Thermometer(gradient)
+    meter.begin_draw(np.zeros(3))
+    for t in range(k):
+        step = Replay(meter, gradient.minibatch([r[t] for r in rows]), normals[t])
+        state, _ = sampler.update(state, step, settings["learning_rate"], step, temperature=0.7)
+    return state, (meter.virial, meter.square_norm, 0.0)
+
+
+# --- In a step
+
+
+def draws(step, n, seed=0):
+    step.begin_chain(np.random.default_rng(seed))
+    step.stop_tuning()
+    point, out = step.start_point, []
+    for _ in range(n):
+        point, stats = step.step(point)
+        out.append(np.concatenate([np.ravel(point[name]) for name in step.var_names]))
+    return np.array(out)
+
+
+def test_seed_gives_the_same_draws_on_each_backend(model):
+    found = []
+    for mode in ["FAST_COMPILE", "NUMBA"] + ["JAX"] * (importlib.util.find_spec("jax") is not None):
+        with model:
+            found.append(draws(SGHMC(batch_size=20, compile_kwargs={"mode": mode}), 30))
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("settings", [{}, {"learning_rate": 0.01, "gradient": "plain"}])
+def test_nothing_is_compiled_once_the_step_is_there(model, monkeypatch, settings):
+    with model:
+        step = SGHMC(batch_size=20, compile_kwargs=FAST, **settings)
+        lazy = SGLD(batch_size=20, compile_kwargs=FAST)
+    monkeypatch.setattr(inner_loop, "compile", None)
+    assert draws(step, 3).shape == (3, 3)
+    lazy.loops.clear()
+    with pytest.raises(TypeError, match="NoneType"):  # it would have shown
+        draws(lazy, 1)
+
+
+def test_pickled_loop_makes_the_same_draws(model):
+    with model:
+        step = PaperSGHMC(batch_size=20, learning_rate=0.004, compile_kwargs=FAST)
+    again = pickle.loads(pickle.dumps(step))
+    np.testing.assert_array_equal(draws(again, 4), draws(step, 4))
+
+
+def test_decaying_rate_changes_at_every_inner_step(model):
+    schedule = schedules.polynomial_decay(0.01, 1.0, 0.6)
+    with model:
+        step = PaperSGLD(batch_size=20, learning_rate=schedule, n_steps=6, compile_kwargs=FAST)
+    found = draws(step, 1, seed=3)[0]
+    rng, gradient, sampler = np.random.default_rng(3), step.gradient, SAMPLERS[1]
+    state = sampler.cls.init(np.zeros(3), 0.01, None)
+    for t in range(6):
+        state, _ = sampler.update(state, gradient, schedule(t), rng)
+    np.testing.assert_allclose(found, state.position, rtol=1e-12)
+
+
+def test_statistics_hold_all_inner_steps(model):
+    """The sums of the compiled steps and those of the last one, which reports, are put together."""
+    with model:
+        many = PaperSGHMC(batch_size=20, learning_rate=1e-6, n_steps=50, compile_kwargs=FAST)
+    many.begin_chain(np.random.default_rng(0))
+    many.stop_tuning()
+    _, [found] = many.step(many.start_point)
+    assert many.n_updates == 50
+    np.testing.assert_allclose(found["draw_weight"], 50e-6)
+    full = many.gradient.log_density(np.zeros(3))[1]
+    # At such a rate the position stays: mean squared norm |g|² + tr V over 50 minibatches
+    V = many.gradient.noise_covariance(np.zeros(3), np.random.default_rng(1))
+    expected = full @ full + V.sum()
+    assert abs(found["gradient_norm"] ** 2 / expected - 1) < 0.5
+
+
+# --- Normals
+
+
+def test_box_muller_is_the_transform_to_round_off():
+    uniforms = np.random.default_rng(0).random(64 * noise.HALF)
+    uniforms[:4] = 0.0, 1 - 2.0**-53, 0.5, 0.25
+    found = uniforms.copy()
+    noise._compiled()(found)
+    radius, angle = (uniforms.reshape(-1, 2, noise.HALF)[:, k] for k in (0, 1))
+    radius, angle = np.sqrt(-2 * np.log1p(-radius)), (angle * 4 - 0.5) * np.pi / 2
+    expected = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).ravel()
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_many_normals_are_standard_normal():
+    n = 2_000_000
+    z = noise.standard_normals(np.random.default_rng(0), (n // 100, 100), np.float64).ravel()
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs(np.mean(z**power) - moment) < 4.5 * np.sqrt(variance / n)
+    assert stats.kstest(z, "norm").pvalue > 1e-5
+    assert stats.kstest(1.001 * z + 0.004, "norm").pvalue < 1e-5  # the check can fail
+    for lag in (1, noise.HALF, 2 * noise.HALF):
+        assert abs(np.mean(z[lag:] * z[:-lag])) < 4.5 / np.sqrt(n)
+        assert abs(np.mean(z[lag:] ** 2 * z[:-lag] ** 2) - 1) < 4.5 * np.sqrt(8 / n)
+    assert abs(np.mean(np.abs(z) > 3) - 0.0026998) < 4.5 * np.sqrt(0.0027 / n)
+
+
+def test_few_normals_are_numpys_own_and_many_repeat():
+    few = noise.standard_normals(np.random.default_rng(1), (10, 5), np.float32)
+    np.testing.assert_array_equal(
+        few, np.random.default_rng(1).standard_normal((10, 5), dtype=np.float32)
+    )
+    shape = (3, noise.MANY)
+    many = noise.standard_normals(np.random.default_rng(1), shape, np.float32)
+    again = noise.standard_normals(np.random.default_rng(1), shape, np.float32)
+    assert many.dtype == np.float32 and many.shape == shape
+    np.testing.assert_array_equal(many, again)
+    assert len(np.unique(many[0])) > 0.99 * noise.MANY
+
+
+def test_script_stands_for_a_generator():
+    """The laws' generator gives its normals to the compiled steps, too."""
+    script = Script(np.arange(6.0))
+    np.testing.assert_array_equal(
+        noise.standard_normals(script, (2, 3), float), np.arange(6.0).reshape(2, 3)
+    )
