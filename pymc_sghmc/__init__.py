@@ -2,10 +2,11 @@
 
 ``pm.sample(step=SGHMC(batch_size=500))`` samples an ordinary PyMC model from minibatches of its
 data, with settings that it finds itself. Learning-rate schedules are in `pymc_sghmc.schedules`,
-checks of a finished run in `pymc_sghmc.diagnostics`.
+checks of a finished run in `pymc_sghmc.diagnostics`, data that don't fit into memory in
+`pymc_sghmc.loaders`.
 """
 
-from pymc_sghmc import diagnostics, schedules
+from pymc_sghmc import diagnostics, loaders, schedules
 from pymc_sghmc.hmc_bfgs import HMCBFGS
 from pymc_sghmc.qnhmc import QNHMC
 from pymc_sghmc.resume import resume
@@ -14,4 +15,4 @@ from pymc_sghmc.sgld import SGLD
 
 __version__ = "0.1.0"
 
-__all__ = ["HMCBFGS", "QNHMC", "SGHMC", "SGLD", "diagnostics", "resume", "schedules"]
+__all__ = ["HMCBFGS", "QNHMC", "SGHMC", "SGLD", "diagnostics", "loaders", "resume", "schedules"]

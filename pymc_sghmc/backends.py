@@ -1,7 +1,7 @@
 """The loop around a compiled inner step: compiled as well where the backend is Numba or JAX.
 
-What PyTensor keeps private of its linkers is used here and nowhere else; where it isn't as expected,
-the loop is Python's. Knows backends, no samplers and no gradients.
+What PyTensor keeps to itself of its linkers is used here and in `numba_loop`, nowhere else. Knows
+backends, no samplers and no gradients.
 
 A loop takes ``(state, normals, rows, fixed)``: a tuple of arrays of shape (d,), normals of shape
 (k, d), a tuple of arrays of rows of shape (k, n), and a tuple of all else that the step takes. It
@@ -9,28 +9,18 @@ returns the state after the last step, or before the first whose sums aren't fin
 steps made, and the three sums over them.
 """
 
-import logging
 import math
 
 import numpy as np
 
-__all__ = ["loop_around", "resident"]
+from pytensor.compile.mode import get_mode
 
-_log = logging.getLogger(__name__)
+__all__ = ["is_numba", "loop_around", "resident"]
 
-NUMBA_SOURCE = """
-def inner_loop(state, normals, rows, fixed):
-    virial = square_norm = kinetic = 0.0
-    for t in range(normals.shape[0]):
-        new = step(*state, normals[t], {rows}*fixed)
-        if not isfinite(new[{n}].item()):
-            return state, t, virial, square_norm, kinetic
-        state = new[:{n}]
-        virial += new[{n}].item()
-        square_norm += new[{n} + 1].item()
-        kinetic += new[{n} + 2].item()
-    return state, normals.shape[0], virial, square_norm, kinetic
-"""
+
+def is_numba(mode) -> bool:
+    """Whether a PyTensor mode, or the default for None, compiles with Numba."""
+    return type(get_mode(mode).linker).__name__ == "NumbaLinker"
 
 
 def resident(function, array):
@@ -45,49 +35,27 @@ def resident(function, array):
     return jax.device_put(array)
 
 
-def loop_around(function, n_state: int, n_rows: int):
+def loop_around(function, n_state: int, n_rows: int, gathers: list):
     """Return the loop around a compiled step of ``n_state`` arrays and ``n_rows`` arrays of rows."""
     linker = type(function.maker.linker).__name__
-    try:
-        if linker == "NumbaLinker":
-            return _numba_loop(function, n_state, n_rows)
-        if linker == "JAXLinker":
-            return _jax_loop(function)
-    except (ImportError, AttributeError, TypeError) as error:
-        _log.warning("Inner steps run in a Python loop: %s", error)
-    return _python_loop(function)
+    if linker == "NumbaLinker":
+        from pymc_sghmc.numba_loop import numba_loop
+
+        return numba_loop(function, n_state, n_rows, gathers)
+    return _jax_loop(function) if linker == "JAXLinker" else _python_loop(function)
 
 
 def _python_loop(function):
     def loop(state, normals, rows, fixed):
-        sums = [0.0, 0.0, 0.0]
+        sums = np.zeros(3)
         for t in range(len(normals)):
-            *new, virial, square_norm, kinetic = function(
-                *state, normals[t], *(row[t] for row in rows), *fixed
-            )
-            if not math.isfinite(virial):
+            *new, more = function(*state, normals[t], *(row[t] for row in rows), *fixed)
+            if not math.isfinite(more[0]):
                 return state, t, *sums
-            state = new
-            sums = [sums[0] + float(virial), sums[1] + float(square_norm), sums[2] + float(kinetic)]
+            state, sums = new, sums + more
         return state, len(normals), *sums
 
     return loop
-
-
-def _numba_loop(function, n_state, n_rows):
-    """Compile the loop with Numba; its cache is PyTensor's, under a key of the step's."""
-    from pytensor.link.numba.cache import compile_numba_function_src
-    from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache, numba_njit
-
-    step, key = numba_funcify_ensure_cache(function.maker.fgraph)
-    source = NUMBA_SOURCE.format(n=n_state, rows="".join(f"rows[{i}][t], " for i in range(n_rows)))
-    loop = compile_numba_function_src(
-        source,
-        "inner_loop",
-        {"__name__": __name__, "step": step, "isfinite": math.isfinite},
-        cache_key=None if key is None else f"pymc_sghmc_inner_loop_2_{n_state}_{n_rows}_{key}",
-    )
-    return numba_njit(loop, final_function=True, cache=key is not None)
 
 
 def _jax_loop(function):
@@ -102,10 +70,9 @@ def _jax_loop(function):
         def body(carry, inputs):
             state, made, going, sums = carry
             normal, row = inputs
-            *new, virial, square_norm, kinetic = step(*state, normal, *row, *fixed)
-            going = going & jnp.isfinite(virial)
+            *new, more = step(*state, normal, *row, *fixed)
+            going = going & jnp.isfinite(more[0])
             state = tuple(jnp.where(going, a, b) for a, b in zip(new, state, strict=True))
-            more = jnp.stack([virial, square_norm, kinetic]).astype(float)
             return (state, made + going, going, sums + jnp.where(going, more, 0.0)), None
 
         start = (state, jnp.array(0), jnp.array(True), jnp.zeros(3))

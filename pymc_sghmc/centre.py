@@ -103,10 +103,11 @@ class _Counted:
         n_rows = SUBSET_ROWS if gradient.d <= MAX_DENSE else SUBSET_ROWS // 5
         rng = np.random.default_rng(0)
         self.subset = None
-        if any(rows > n_rows for rows in gradient.n_rows):
+        at_hand = gradient.n_at_hand
+        if any(rows > min(n, n_rows) for rows, n in zip(gradient.n_rows, at_hand, strict=True)):
             self.subset = tuple(
-                np.arange(rows) if rows <= n_rows else np.unique(rng.integers(rows, size=n_rows))
-                for rows in gradient.n_rows
+                np.arange(n) if n <= n_rows else np.unique(rng.integers(n, size=n_rows))
+                for n in at_hand
             )
         total = sum(gradient.n_rows)
         self.share = sum(map(len, self.subset)) / total if self.subset else 1.0
@@ -213,8 +214,8 @@ def _fisher_scale(counted, x):
 def _information(gradient, position, rng):
     """Diagonal of the empirical Fisher information: n/N of the covariance of minibatch gradients."""
     total = np.zeros(position.size)
-    for k, n_rows in enumerate(gradient.n_rows):
-        rows = rng.integers(n_rows, size=min(n_rows, 100))
+    for k, (n_rows, n) in enumerate(zip(gradient.n_rows, gradient.n_at_hand, strict=True)):
+        rows = rng.integers(n, size=min(n, 100))
         parts = [gradient._weighted(position, (k, row[None], 1.0))[1] for row in rows]
         total += n_rows * np.mean(np.square(parts), axis=0)
     return total

@@ -5,6 +5,7 @@ Knows versions and their features; knows no samplers and no mathematics.
 """
 
 import logging
+import multiprocessing
 
 import pymc as pm
 import pymc.sampling.mcmc as _mcmc
@@ -12,6 +13,7 @@ import xarray as xr
 
 from pymc.step_methods.compound import BlockedStep
 from pymc.util import get_random_generator
+from threadpoolctl import threadpool_limits
 
 try:  # PyTensor 3 (PyMC 6). With PyMC 5's end, keep this line alone.
     from pytensor.graph.traversal import ancestors, io_toposort
@@ -36,10 +38,24 @@ __all__ = [
     "SymbolicOp",
     "add_end_of_run_check",
     "ancestors",
+    "indexes_leading_axes",
     "inference_data",
+    "is_row_selection",
+    "joined_along",
     "raveled_function",
     "toposort",
+    "use_one_blas_thread",
 ]
+
+
+def use_one_blas_thread():
+    """Keep BLAS to one thread in a worker process, as PyMC does in all but forked ones.
+
+    ``pm.sample(blas_cores="auto")`` means one thread per chain, but forked workers are left with
+    as many as the parent has (PyMC 5.28 and 6), and matrices of a minibatch are too small to share.
+    """
+    if multiprocessing.parent_process() is not None:
+        threadpool_limits(limits=1, user_api="blas")
 
 
 class ChainSetup(BlockedStep):
@@ -86,6 +102,41 @@ def raveled_function(logp_dlogp):
     function = getattr(logp_dlogp, "_pytensor_function", logp_dlogp)
     function.trust_input = True
     return function
+
+
+def joined_along(node) -> tuple:
+    """Axis of a ``Join``, None where it isn't constant, and how many arrays it joins.
+
+    The axis is the first input in PyTensor 2 and an attribute in PyTensor 3. With PyMC 5's end,
+    keep the first line.
+    """
+    if hasattr(node.op, "axis"):
+        return node.op.axis, len(node.inputs)
+    return getattr(node.inputs[0], "data", None), len(node.inputs) - 1
+
+
+def is_row_selection(variable) -> bool:
+    """Whether a variable is ``x[rows]`` for a vector of indices.
+
+    PyTensor 2 has an operation of its own for it, PyTensor 3 a case of its general one.
+    """
+    node = variable.owner
+    return (
+        node is not None
+        and type(node.op).__name__ in ("AdvancedSubtensor1", "AdvancedSubtensor")
+        and len(node.inputs) == 2
+        and node.inputs[1].type.ndim == 1
+        and indexes_leading_axes(node)
+    )
+
+
+def indexes_leading_axes(node) -> bool:
+    """Whether the indices of an ``AdvancedSubtensor`` stand for the leading axes, one by one.
+
+    PyTensor 3 has a list of them, in which slices may stand, too; in PyTensor 2 slices are inputs.
+    """
+    plain = tuple(range(len(node.inputs) - 1))
+    return tuple(getattr(node.op, "idx_list", plain)) == plain
 
 
 def toposort(outputs, leaves):

@@ -8,14 +8,18 @@ from typing import NamedTuple
 import numpy as np
 import pytensor.tensor as pt
 
+from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 
+from pymc_sghmc.backends import resident
 from pymc_sghmc.gradients import NoisyGradient
+from pymc_sghmc.row_terms import difference, row_terms
 
 __all__ = ["Anchor", "ControlVariates"]
 
 N_LEVERAGE_PROBES = 16  # pairs of points, or fewer above ...
 N_FEW_ROWS = 2_000_000
+FEW_BYTES = 2**26  # that tables may have however small the data are
 
 
 class Anchor(NamedTuple):
@@ -25,6 +29,7 @@ class Anchor(NamedTuple):
     logp: float  # log-likelihood at θ̂
     gradient: np.ndarray  # ∇ log-likelihood at θ̂, (d,)
     pools: list  # of each group: rows, each as often as it counts, and these counts
+    tables: list  # of each group: what `row_terms` remembers of each row; empty without them
 
 
 class ControlVariates(NoisyGradient):
@@ -45,8 +50,13 @@ class ControlVariates(NoisyGradient):
     def __init__(self, gradient):
         self.gradient = gradient
         self.dtype = gradient.dtype
-        self.row_function = gradient.row_function()
-        self.anchor = None
+        self._symbols, terms = _with_row_terms(gradient) or (None, None)
+        self.row_function = gradient.row_function(terms)
+        self.has_tables = self._symbols is not None
+        self.anchor = self._placed = None
+
+    def __getstate__(self):
+        return {**self.__dict__, "_symbols": None, "_placed": None}
 
     @property
     def is_noisy(self) -> list[bool]:
@@ -70,8 +80,11 @@ class ControlVariates(NoisyGradient):
             mean = float(leverage.mean(dtype=float))
             counts = (1 + (3 * leverage / mean if mean > 0 else leverage)).astype(np.int32)
             pools.append((np.repeat(np.arange(counts.size, dtype=np.int32), counts), counts))
-        self.anchor = Anchor(points[0], *self._likelihood(points[0]), pools)
-        return 1 + len(points)
+        tables = []
+        if self.has_tables:
+            tables = self.gradient.tables(self.row_function, points[0])
+        self.anchor = Anchor(points[0], *self._likelihood(points[0]), pools, tables)
+        return 1 + len(points) + bool(tables)
 
     def move_anchor(self):
         """Compute the log-likelihood and its gradient at θ̂ anew: one pass over all rows."""
@@ -109,7 +122,7 @@ class ControlVariates(NoisyGradient):
     def __call__(self, position, minibatch):
         """Log-density and gradient at ``position``."""
         uniform, inputs = self.gradient._weights, self.gradient._inputs
-        centre, anchor_logp, anchor, pools = self.anchor
+        centre, anchor_logp, anchor, pools, _ = self.anchor
         weights = [
             (pool.size / rows.size / counts[rows]).astype(weight.dtype, copy=False)
             if noisy
@@ -129,8 +142,7 @@ class ControlVariates(NoisyGradient):
         own, prior_weight, row_weights, others, _, grad, _ = self.gradient._graph
         n_groups = len(self.gradient.groups)
         rows, rest = others[:n_groups], others[n_groups:]
-        centre, anchor = own.type("centre_of_control_variates"), own.type("anchor")
-        weights, drawn, fixed = {}, [], [prior_weight, centre, anchor]
+        weights, drawn, fixed = {}, [], [prior_weight]
         for row, weight, noisy in zip(rows, row_weights, self.is_noisy, strict=True):
             if not noisy:
                 fixed += [weight, row]
@@ -139,23 +151,70 @@ class ControlVariates(NoisyGradient):
             weights[weight] = (size / row.shape[0] / counts[row]).astype(weight.dtype)
             drawn.append(row)
             fixed += [size, counts]
-        here = clone_replace([grad], {own: position, **weights}, rebuild_strict=False)[0]
-        none = {prior_weight: pt.zeros((), dtype=prior_weight.dtype)}
-        there = clone_replace([grad], {own: centre, **none, **weights}, rebuild_strict=False)[0]
-        return here - there + anchor, drawn, [*fixed, *rest]
+        if self._symbols is None:
+            centre, anchor, tables = own.type("centre_of_control_variates"), own.type("anchor"), []
+            none = {own: centre, prior_weight: pt.zeros((), dtype=prior_weight.dtype)}
+            [there] = clone_replace([grad], none, rebuild_strict=False)
+            grad = grad - there + anchor
+        else:
+            grad, centre, anchor, tables = self._symbols
+        [grad] = clone_replace([grad], {own: position, **weights}, rebuild_strict=False)
+        return grad, drawn, [*fixed, centre, anchor, *tables, *rest]
 
     def fixed_inputs(self) -> tuple:
         """Return the values, now, of what doesn't change from one minibatch to the next."""
         uniform = self.gradient._weights
-        centre, _, anchor, _ = self.anchor
-        fixed = [uniform[0], centre, anchor]
-        for weight, ((pool, counts), (_, _, rows)) in zip(uniform[1:], self._groups(), strict=True):
+        if self._placed is None or self._placed[0] is not self.anchor:
+            arrays = [counts for _, counts in self.anchor.pools], self.anchor.tables
+            function = self.gradient.function
+            self._placed = self.anchor, *([resident(function, x) for x in xs] for xs in arrays)
+        _, all_counts, tables = self._placed
+        fixed = [uniform[0]]
+        for weight, counts, ((pool, _), (_, _, rows)) in zip(
+            uniform[1:], all_counts, self._groups(), strict=True
+        ):
             size = np.asarray(pool.size, dtype=weight.dtype)
             fixed += [size, counts] if rows is None else [weight, rows]
-        return (*fixed, *self.gradient._inputs)
+        return (*fixed, self.anchor.centre, self.anchor.gradient, *tables, *self.gradient._inputs)
 
     def _groups(self):
         return zip(self.anchor.pools, self.gradient._draws, strict=True)
 
     def _drawn(self):
         return [(pool, n) for (pool, _), (_, n, rows) in self._groups() if rows is None]
+
+
+def _with_row_terms(gradient):
+    """Return ∇ log p̃ with what is remembered of each row in place of its gradient at θ̂, or None.
+
+    None where the likelihood can't be cut that way, where it would take up much more memory, or
+    where other steps move it at each draw.
+    """
+    if gradient.likelihood_needs_others:
+        return None
+    point, variables, rest, likelihoods, gathered = gradient._parts
+    batches = [group.batches for group in gradient.groups]
+    cut = row_terms(likelihoods, variables, batches, point)
+    if cut is None:
+        return None
+    numbers = [sum(c.size for c in cuts) for cuts in cut.cuts]
+    size = 8 * sum(n * n_rows for n, n_rows in zip(numbers, gradient.n_rows, strict=True))
+    if size > max(FEW_BYTES, sum(array.nbytes for array in gradient.arrays) // 4):
+        return None
+    own, prior_weight, row_weights, others, *_ = gradient._graph
+    tables = [pt.matrix(f"row_terms_{k}", dtype=term.dtype) for k, term in enumerate(cut.terms)]
+    cached = [table[row] for table, row in zip(tables, others, strict=False)]
+    centre = [variable.type(variable.name) for variable in variables]
+    there = difference(cut, row_weights, cached, centre)
+    prior = pt.grad(
+        rewrite_pregrad(clone_replace([rest])[0]), variables, disconnected_inputs="ignore"
+    )
+    grad = pt.concatenate(
+        [(prior_weight * p + g).ravel() for p, g in zip(prior, there, strict=True)]
+    )
+    grad, *terms = clone_replace([grad, *cut.terms], gathered, rebuild_strict=False)
+    [grad], joined_centre = join_nonshared_inputs(point, [grad], centre)
+    [grad, *terms], position = join_nonshared_inputs(point, [grad, *terms], variables)
+    grad, *terms = clone_replace([grad, *terms], {position: own}, rebuild_strict=False)
+    anchor = own.type("anchor")
+    return (grad.astype(own.dtype) + anchor, joined_centre, anchor, tables), terms

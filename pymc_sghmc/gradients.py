@@ -29,6 +29,10 @@ CHUNK_BYTES = 2**24  # of data gathered at a time in a pass over all rows
 class NoisyGradient:
     """What every gradient from minibatches can tell of its noise."""
 
+    def draw_probe(self, rng) -> tuple:
+        """Draw a minibatch that no step of a chain is made of."""
+        return self.draw_minibatch(rng)
+
     def noise_covariance(self, position, rng, full: bool = False) -> np.ndarray:
         """Estimate V(θ) = Cov[∇Ũ] from one fresh minibatch cut into micro-batches.
 
@@ -47,7 +51,7 @@ class NoisyGradient:
         -------
         array of shape (d,) or (d, d)
         """
-        minibatch = self.draw_minibatch(rng)
+        minibatch = self.draw_probe(rng)
         d = position.size
         total = np.zeros((d, d) if full else d)
         for k, rows in enumerate(minibatch):
@@ -84,7 +88,14 @@ class MinibatchGradient(NoisyGradient):
         Gives the shapes; default: the model's.
     compile_kwargs : dict, optional
         Keyword arguments of ``pymc.pytensorf.compile``, such as ``mode``.
+    data : dict of {str: array}, optional
+        Arrays that take the place of what the model's ``pm.Data`` of these names hold.
+    n_rows : int, optional
+        Number of rows of the data if ``data`` holds some of them only.
     """
+
+    replace = True  # a row may come up again before all others have
+    place = None  # of a chain in its data, where rows aren't drawn independently
 
     def __init__(
         self,
@@ -93,23 +104,35 @@ class MinibatchGradient(NoisyGradient):
         batch_size=None,
         initial_point=None,
         compile_kwargs=None,
+        data=None,
+        n_rows=None,
     ) -> None:
         point = model.initial_point() if initial_point is None else initial_point
-        rest, self.groups = minibatch_log_density(model, batch_size, point)
-        full = [source for group in self.groups for source in group.full_data]
+        data = data or {}
+        lengths = {name: n_rows or len(array) for name, array in data.items()}
+        rest, self.groups = minibatch_log_density(model, batch_size, point, lengths)
+        sources = [source for group in self.groups for source in group.full_data]
+        full = [data.get(source.name, source) for source in sources]
         # The arrays are inputs of the compiled function: it holds no data and sees new ones.
-        arrays = [_input_like(source, f"data_{i}") for i, source in enumerate(full)]
+        arrays = [
+            _input_like(source, held.dtype, f"data_{i}")
+            for i, (source, held) in enumerate(zip(sources, full, strict=True))
+        ]
         rows = [pt.lvector(f"rows_{i}") for i in range(len(self.groups))]
         batches = [
             (batch, idx) for g, idx in zip(self.groups, rows, strict=True) for batch in g.batches
         ]
-        gathered = {batch: array[idx] for (batch, idx), array in zip(batches, arrays, strict=True)}
+        gathered = {
+            batch: array[idx].astype(batch.dtype)
+            for (batch, idx), array in zip(batches, arrays, strict=True)
+        }
         # The prior and each row have weights: 1 and N/n, or others for parts of the whole.
         likelihoods = [group.log_likelihood for group in self.groups]
         prior_weight = pt.scalar("prior_weight")
         row_weights = [pt.vector(f"row_weights_{i}") for i in range(len(self.groups))]
         weighted = [(w * rows).sum() for w, rows in zip(row_weights, likelihoods, strict=True)]
         logp = pt.add(prior_weight * rest, *weighted)
+        self._parts = (point, variables, rest, likelihoods, gathered)  # for `ControlVariates`
         # The unknowns that other steps sample
         given = [v for v in model.value_vars if v not in set(variables)]
         self.given_types = [(v.name, v.dtype) for v in given]
@@ -141,6 +164,11 @@ class MinibatchGradient(NoisyGradient):
         function = compile(inputs, outputs, **self.compile_kwargs)
         function.trust_input = True
         return function
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether more can be compiled: a pickled gradient comes without its graph."""
+        return self._graph is not None
 
     def symbolic(self, position) -> tuple:
         """Return ∇ log p̃ at a symbolic position, and what it takes.
@@ -174,15 +202,24 @@ class MinibatchGradient(NoisyGradient):
         drawn = iter(drawn)
         return tuple([next(drawn) if rows is None else rows for _, _, rows in self._draws])
 
-    def row_function(self):
-        """Compile the log-likelihood of each row. Inputs: position, rows, data, other unknowns."""
+    def row_function(self, terms=None):
+        """Compile what is known of each row: its log-likelihood, or ``terms`` that begin with it.
+
+        Inputs: position, rows, data, other unknowns. Outputs: a matrix for each group of rows.
+        """
         position, _, _, others, _, _, likelihoods = self._graph
-        return self._compiled([position, *others], likelihoods)
+        terms = [by_row[:, None] for by_row in likelihoods] if terms is None else terms
+        return self._compiled([position, *others], terms)
 
     @property
     def is_noisy(self) -> list[bool]:
         """Whether a minibatch of each group is less than all of its rows."""
         return [rows is None for _, _, rows in self._draws]
+
+    @property
+    def n_at_hand(self) -> list[int]:
+        """Number of rows of each group that can be picked at will."""
+        return self.n_rows
 
     @property
     def is_exact(self) -> bool:
@@ -292,10 +329,20 @@ class MinibatchGradient(NoisyGradient):
         out = [np.zeros(n_rows, dtype=np.float32) for n_rows in self.n_rows]
         for k, chunk, _ in self._chunks(None):
             rows = self._others(k, chunk)
-            middle, *ends = [row_function(x, *rows, *self._inputs)[k] for x in points]
+            middle, *ends = [row_function(x, *rows, *self._inputs)[k][:, 0] for x in points]
             differences = [a + b - 2 * middle for a, b in zip(ends[::2], ends[1::2], strict=True)]
             squares = np.mean(np.square(differences), axis=0)
             out[k][chunk] = np.nan_to_num(np.sqrt(squares), posinf=0.0)
+        return out
+
+    def tables(self, row_function, position) -> list:
+        """Return what ``row_function`` says of each row but its log-likelihood, by group of rows."""
+        out = [None] * len(self.groups)
+        for k, chunk, _ in self._chunks(None):
+            part = row_function(position, *self._others(k, chunk), *self._inputs)[k][:, 1:]
+            if out[k] is None:
+                out[k] = np.empty((self.n_rows[k], part.shape[1]), dtype=part.dtype)
+            out[k][chunk] = part
         return out
 
     def _chunks(self, subset):
@@ -356,7 +403,13 @@ class MinibatchGradient(NoisyGradient):
             )
             for group in self.groups
         ]
-        bare = {"sources": self.arrays, "groups": groups, "_resident": None, "_inputs": None}
+        bare = {
+            "_parts": None,
+            "sources": self.arrays,
+            "groups": groups,
+            "_resident": None,
+            "_inputs": None,
+        }
         return {**self.__dict__, **bare, "_graph": None}
 
     def __setstate__(self, state):
@@ -364,6 +417,6 @@ class MinibatchGradient(NoisyGradient):
         self.load_data()
 
 
-def _input_like(source, name):
+def _input_like(source, dtype, name):
     kind = source.type
-    return pt.tensor(name, dtype=kind.dtype, shape=(None, *kind.shape[1:]))
+    return pt.tensor(name, dtype=str(dtype), shape=(None, *kind.shape[1:]))

@@ -39,8 +39,9 @@ def check_rows(model, groups, point) -> None:
             raise not_sliceable(model, next(iter(group.terms)), group.n_rows, error) from error
         rng = np.random.default_rng(0)
         arrays = [array_of(source) for source in group.full_data]
-        step = 1 + (group.n_rows - 1) // MAX_CHECKED_ROWS
-        some = rng.integers(group.n_rows, size=50)
+        n_rows = len(arrays[0])
+        step = 1 + (n_rows - 1) // MAX_CHECKED_ROWS
+        some = rng.integers(n_rows, size=50)
         few, many = [array[some] for array in arrays], [array[::step] for array in arrays]
         other = [
             array if isinstance(source, Constant) else _other_values(array, rng)

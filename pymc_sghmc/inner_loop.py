@@ -7,19 +7,22 @@ Random numbers are drawn outside, in blocks, so that every backend sees the same
 graphs and the signature of ``update``; knows no formula.
 """
 
+from copy import deepcopy
 from typing import NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
 
 from pymc.pytensorf import compile
+from pytensor.graph.replace import clone_replace
 
-from pymc_sghmc.backends import loop_around
+from pymc_sghmc.backends import is_numba, loop_around
+from pymc_sghmc.compat import ancestors, is_row_selection
 from pymc_sghmc.noise import standard_normals
 
 __all__ = ["InnerLoop", "InnerSteps", "Replay"]
 
-BLOCK_BYTES = 2**24  # of random numbers drawn at a time
+BLOCK_BYTES = 2**22  # of random numbers drawn at a time
 
 
 class InnerSteps(NamedTuple):
@@ -71,26 +74,40 @@ class InnerLoop:
             (traced.gradient**2).sum(),
             (new[1] ** 2).sum() if len(new) > 1 else pt.zeros((), dtype=dtype),
         ]
+        outputs = [*(part.astype(dtype) for part in new), pt.stack(sums).astype("float64")]
         self.names = tuple(inputs)
         fixed = [*inputs.values(), centre, *([] if scale is None else [scale]), *traced.fixed]
+        batches = {}
+        if is_numba(compile_kwargs.get("mode")):  # the loop fetches rows faster than the step
+            batches = _row_selections(outputs, traced.rows, fixed, dtype)
+            selected = {x: batch for batch, xs in batches.items() for x in xs}
+            outputs = clone_replace(outputs, selected, rebuild_strict=False)
+        self.gathers = [
+            (fixed.index(array), traced.rows.index(row), batch.type.ndim, batch.dtype)
+            for batch, (array, row) in ((b, xs[0].owner.inputs) for b, xs in batches.items())
+        ]
         self.function = compile(
-            [*symbols, normals, *traced.rows, *fixed],
-            [*(part.astype(dtype) for part in new), *sums],
+            [*symbols, normals, *batches, *traced.rows, *fixed],
+            outputs,
             **{"on_unused_input": "ignore", **compile_kwargs},
         )
         self.function.trust_input = True
         self.n_rows = len(traced.rows)
-        self.loop = loop_around(self.function, len(symbols), self.n_rows)
+        self.loop = loop_around(self.function, len(symbols), self.n_rows, self.gathers)
 
     def __getstate__(self):
         return {**self.__dict__, "loop": None}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        self.loop = loop_around(self.function, len(self.state_type._fields), self.n_rows)
+        n_state = len(self.state_type._fields)
+        self.loop = loop_around(self.function, n_state, self.n_rows, self.gathers)
 
     def __deepcopy__(self, memo):
-        return self  # it holds no chain's state
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied.gradient = deepcopy(self.gradient, memo)  # it may know the place of a chain
+        return copied
 
     def __call__(self, state, n, rng, *, settings, centre, factor) -> InnerSteps:
         """Make ``n`` inner steps, or those before the first that isn't finite."""
@@ -158,6 +175,28 @@ class _SymbolicGenerator:
 
     def standard_normal(self, shape, dtype):
         return self._normals
+
+
+def _row_selections(outputs, rows, fixed, dtype) -> dict:
+    """Return an input to take the place of ``x[row]``, for each fixed x and row, and where it is.
+
+    In a model of double precision single numbers become double as they are fetched, not again in
+    every product.
+    """
+    found = {}
+    for variable in dict.fromkeys(ancestors(outputs)):
+        if is_row_selection(variable):
+            array, row = variable.owner.inputs
+            if array in fixed and row in rows:
+                found.setdefault((array, row), []).append(variable)
+    return {
+        pt.tensor(dtype=_upcast(array, dtype), shape=(None, *array.type.shape[1:])): variables
+        for (array, _), variables in found.items()
+    }
+
+
+def _upcast(array, dtype):
+    return np.promote_types(array.dtype, dtype) if array.dtype == "float32" else array.dtype
 
 
 def _input(name, value, dtype):

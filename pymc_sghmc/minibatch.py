@@ -1,7 +1,7 @@
 """The minibatch contract: from a PyMC model to its log-density on any rows of the data.
 
-Two ways in, one meaning: an ordinary model with ``batch_size``, or a model of ``pm.Minibatch``
-with ``total_size``. Either becomes ``rest + Σ_groups N/n Σ_rows log p(row | θ)``, with batches as
+Three ways in, one meaning: an ordinary model with ``batch_size``, a model of ``pm.Minibatch`` with
+``total_size``, or a model of a few rows that stand for data from elsewhere. Each becomes ``rest + Σ_groups N/n Σ_rows log p(row | θ)``, with batches as
 inputs of the graph, so that the caller draws the rows. What can't be cut into independent rows is
 refused here, in words. The model is never touched.
 """
@@ -71,7 +71,7 @@ class Group:
         return by_row[0] if len(by_row) == 1 else pt.add(*by_row)
 
 
-def minibatch_log_density(model, batch_size=None, initial_point=None) -> tuple:
+def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=None) -> tuple:
     """Split the model's log-density into what minibatches estimate and the rest.
 
     Parameters
@@ -84,6 +84,8 @@ def minibatch_log_density(model, batch_size=None, initial_point=None) -> tuple:
         has one, else all data at every step.
     initial_point : dict, optional
         Values near which the independence of the rows is checked.
+    lengths : dict of {str: int}, optional
+        Number of rows of the data that will take the place of what these ``pm.Data`` hold.
 
     Returns
     -------
@@ -101,7 +103,9 @@ def minibatch_log_density(model, batch_size=None, initial_point=None) -> tuple:
     variables = list(dict.fromkeys([*model.free_RVs, *model.observed_RVs, *model.potentials]))
     factors = dict(zip(variables, model.logp(vars=variables, sum=False), strict=True))
     minibatches = minibatch_outputs(factors.values())
-    if minibatches:
+    if lengths:
+        candidates = _from_elsewhere(model, factors, lengths, minibatches)
+    elif minibatches:
         candidates = _from_pm_minibatch(model, factors)
     elif batch_size is not None:
         candidates = _from_full_data(model, factors)
@@ -161,6 +165,44 @@ def _from_full_data(model, factors) -> dict:
         else:
             factor = factors[variable]
         candidates[variable] = Likelihood(factor, sources, n_rows, n_rows)
+    return candidates
+
+
+def _from_elsewhere(model, factors, lengths, minibatches) -> dict:
+    """Way 3: the model holds a few rows; the data of these containers have ``lengths``."""
+    if minibatches:
+        raise ValueError(
+            "data=: the model has a pm.Minibatch. Build it from pm.Data alone: the step draws the "
+            "minibatches."
+        )
+    containers = {model[name]: n_rows for name, n_rows in lengths.items()}
+    candidates, unused = {}, set(containers)
+    for variable in dict.fromkeys(model.observed_RVs):
+        value = model.rvs_to_values[variable]
+        sources = [leaf for leaf in data_leaves(factors[variable]) if leaf in containers]
+        if not sources:
+            continue
+        if containers.keys().isdisjoint(data_leaves(value)):
+            raise ValueError(
+                f"data= has the rows of {_names(sources)} but not those that {variable.name!r} "
+                "observes. Put these into a container of their own, "
+                f'observed=pm.Data("{variable.name}_data", ...), and pass their rows, too.'
+            )
+        counts = {source.name: _length(source) for source in sources}
+        if len(set(counts.values())) > 1:
+            raise ValueError(
+                f"data=: in the model the containers of {variable.name!r} have different numbers of "
+                f"rows, {counts}. Build it with the same few rows of each."
+            )
+        n_rows, count = containers[sources[0]], _length(sources[0])
+        factor = factors[variable]
+        if isinstance(variable.owner.op, MinibatchRandomVariable):
+            _check_total_size(variable, n_rows)
+            factor = _unscaled(factor, variable, value)
+        candidates[variable] = Likelihood(factor, sources, n_rows, count)
+        unused -= set(sources)
+    if unused:
+        raise ValueError(f"data=: no likelihood depends on {_names(unused)}. Leave it out.")
     return candidates
 
 

@@ -40,6 +40,10 @@ class PreconditionedGradient(NoisyGradient):
         """Whether a minibatch of each group is less than all of its rows."""
         return self.gradient.is_noisy
 
+    def draw_probe(self, rng) -> tuple:
+        """Draw a minibatch that no step of a chain is made of."""
+        return self.gradient.draw_probe(rng)
+
     def from_theta(self, theta):
         """φ = L⁻¹θ."""
         if self.factor.ndim == 1:

@@ -83,9 +83,17 @@ class SGHMC(StochasticGradientStep):
     vars : list, optional
         Unknowns to sample; default: all continuous ones of the model.
     batch_size : int or dict of {str: int}, optional
-        Rows in a minibatch, drawn with replacement at every inner step. Likelihoods with different
-        numbers of rows take a dict that names observed variables, data containers or dims. Default:
-        the batches of ``pm.Minibatch``, or all data.
+        Rows in a minibatch, drawn anew at every inner step. Likelihoods with different numbers of
+        rows take a dict that names observed variables, data containers or dims. Default: the
+        batches of ``pm.Minibatch``, or all data.
+    data : dict of {str: array} or loader, optional
+        Data too large for the model, which is built with a few of their rows in ``pm.Data``: arrays
+        such as ``np.memmap`` by the names of these containers, of which no copy is made, or an
+        iterable of blocks of rows, see `pymc_sghmc.loaders`. Blocks are gone through in passes,
+        without replacement.
+    replace : bool, default True
+        Whether a row may come up again before all others have. With ``False``, and with a loader,
+        noise of the gradient isn't independent from step to step and is never compensated.
     learning_rate : "auto", float or callable, default "auto"
         η, in units of squared unconstrained unknowns (with a ``preconditioner``, η multiplies it
         and has no unit), or a schedule ``t -> η_t`` from `pymc_sghmc.schedules`. "auto": the
@@ -101,7 +109,7 @@ class SGHMC(StochasticGradientStep):
         β̂ = ½ηV̂, the share of the friction's noise that the gradient already brings. ``None`` is
         β̂ = 0: variances come out too large by about ηV/(2α) in the preconditioner's units. A number
         or array is β̂ itself, at most α. "auto" measures V while tuning, in the coordinates in which
-        the preconditioner is 1, and keeps it. "diag" and "full" go on measuring after tuning, by the
+        the preconditioner is 1, and keeps it; it is 0 without replacement. "diag" and "full" go on measuring after tuning, by the
         empirical Fisher information, once per draw; where β̂ exceeds α it is cut to α during tuning
         and an error afterwards; exact at temperature 1.
     gradient : {"auto", "plain", "control_variates"}, default "auto"
@@ -182,6 +190,8 @@ class SGHMC(StochasticGradientStep):
         vars=None,
         *,
         batch_size=None,
+        data=None,
+        replace=True,
         learning_rate="auto",
         friction="auto",
         noise_estimate="auto",
@@ -234,6 +244,8 @@ class SGHMC(StochasticGradientStep):
         super().__init__(
             vars,
             batch_size=batch_size,
+            data=data,
+            replace=replace,
             learning_rate=learning_rate,
             n_steps=n_steps,
             restart_every=resample_momentum_every,
@@ -267,6 +279,15 @@ class SGHMC(StochasticGradientStep):
                     'preconditioner. Pass a number, "auto", "diag" or "full".'
                 )
             self.beta_hat = self.beta_hat.astype(self.gradient.dtype)
+        if not self.gradient.replace:  # β̂ = ½ηV̂ is for noise that is independent from step to step
+            if self.estimated:
+                raise ValueError(
+                    f"noise_estimate={noise_estimate!r}: minibatches drawn without replacement "
+                    "partly cancel each other's noise, so that β̂ would take out too much. Use "
+                    'replace=True, or noise_estimate="auto", which is β̂ = 0 here.'
+                )
+            if self.compensates:
+                self.compensates, self.beta_hat = False, 0.0
         if self.estimated and self.gradient.is_exact:
             raise ValueError(
                 "noise_estimate: the gradient uses all data and has no noise. Pass a batch_size, or "

@@ -54,9 +54,17 @@ class SGLD(StochasticGradientStep):
     vars : list, optional
         Unknowns to sample; default: all continuous ones of the model.
     batch_size : int or dict of {str: int}, optional
-        Rows in a minibatch, drawn with replacement at every inner step. Likelihoods with different
-        numbers of rows take a dict that names observed variables, data containers or dims. Default:
-        the batches of ``pm.Minibatch``, or all data.
+        Rows in a minibatch, drawn anew at every inner step. Likelihoods with different numbers of
+        rows take a dict that names observed variables, data containers or dims. Default: the
+        batches of ``pm.Minibatch``, or all data.
+    data : dict of {str: array} or loader, optional
+        Data too large for the model, which is built with a few of their rows in ``pm.Data``: arrays
+        such as ``np.memmap`` by the names of these containers, of which no copy is made, or an
+        iterable of blocks of rows, see `pymc_sghmc.loaders`. Blocks are gone through in passes,
+        without replacement.
+    replace : bool, default True
+        Whether a row may come up again before all others have. With ``False``, and with a loader,
+        noise of the gradient isn't independent from step to step and is never compensated.
     learning_rate : "auto", float or callable, default "auto"
         η, in units of squared unconstrained unknowns (with a ``preconditioner``, η multiplies it
         and has no unit), or a schedule ``t -> η_t`` from `pymc_sghmc.schedules`. "auto": the
@@ -127,6 +135,8 @@ class SGLD(StochasticGradientStep):
         vars=None,
         *,
         batch_size=None,
+        data=None,
+        replace=True,
         learning_rate="auto",
         gradient="auto",
         preconditioner="auto",
@@ -143,6 +153,8 @@ class SGLD(StochasticGradientStep):
         super().__init__(
             vars,
             batch_size=batch_size,
+            data=data,
+            replace=replace,
             learning_rate=learning_rate,
             n_steps=n_steps,
             temperature=temperature,

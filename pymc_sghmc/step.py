@@ -25,18 +25,20 @@ from pymc.util import get_random_generator
 
 from pymc_sghmc.automatic import AutomaticSettings
 from pymc_sghmc.checks import continuous_variables, is_number, whole_steps
-from pymc_sghmc.compat import ChainSetup, add_end_of_run_check
+from pymc_sghmc.compat import ChainSetup, add_end_of_run_check, use_one_blas_thread
 from pymc_sghmc.control_variates import ControlVariates
 from pymc_sghmc.diagnostics import temperature_warnings
+from pymc_sghmc.epochs import UniformControlVariates
 from pymc_sghmc.faults import Fault, NonFinite, SamplingStopped
-from pymc_sghmc.gradients import MinibatchGradient
 from pymc_sghmc.inner_loop import InnerLoop, Replay
+from pymc_sghmc.noise import MANY, standard_normals
 from pymc_sghmc.preconditioners import preconditioner_factor
 from pymc_sghmc.progress import make_progressbar_update_functions, progressbar_config
 from pymc_sghmc.rows import minibatch_outputs
 from pymc_sghmc.schedules import constant
 from pymc_sghmc.setup import unconstrained_point
 from pymc_sghmc.shared_arrays import dumps
+from pymc_sghmc.streams import minibatch_gradient
 from pymc_sghmc.thermometer import inner
 
 __all__ = ["StochasticGradientStep"]
@@ -57,6 +59,7 @@ class StochasticGradientState(StepMethodState):
     noise_covariance: Any
     setup_from: Any
     tuning: Any
+    place: Any
     fault: Any
 
 
@@ -67,7 +70,7 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
 
     Parameters
     ----------
-    vars, batch_size, n_steps, temperature, preconditioner, model, rng, initial_point, \
+    vars, batch_size, data, replace, n_steps, temperature, preconditioner, model, rng, initial_point, \
     compile_kwargs, blocked
         As documented by the samplers.
     learning_rate : "auto", float or callable
@@ -107,6 +110,8 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
         vars,
         *,
         batch_size,
+        data,
+        replace,
         learning_rate,
         n_steps,
         temperature,
@@ -132,6 +137,7 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
         self.temperature = float(temperature)
         self.settings = {
             "batch_size": batch_size,
+            "replace": replace,
             "learning_rate": "a schedule" if callable(learning_rate) else learning_rate,
             "n_steps": self.n_steps,
             "temperature": self.temperature,
@@ -167,8 +173,8 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
         if isinstance(self.preconditioner, np.ndarray):
             self.factor = preconditioner_factor(self.preconditioner, self.d)
 
-        self.gradient = MinibatchGradient(
-            model, self.vars, batch_size, point, compile_kwargs=compile_kwargs
+        self.gradient = minibatch_gradient(
+            model, self.vars, batch_size, point, compile_kwargs, data, replace
         )
         self.gradient_kind = gradient
         if gradient == "control_variates" and self.gradient.is_exact:
@@ -179,7 +185,8 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
         self.control_variates = None
         if gradient != "plain" and not self.gradient.is_exact:
             if gradient == "control_variates" or not self.gradient.likelihood_needs_others:
-                self.control_variates = ControlVariates(self.gradient)
+                kind = ControlVariates if self.gradient.replace else UniformControlVariates
+                self.control_variates = kind(self.gradient)
         if blocked and self.gradient.given_types and minibatch_outputs([model.logp()]):
             others = ", ".join(name for name, _ in self.gradient.given_types)
             warnings.warn(
@@ -199,11 +206,12 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
         self.start_point, self.initial = point, self._ravel(point)
         self.begin_chain(get_random_generator(rng))
         # Compile for the types that will come, here and not in each worker.
-        self.gradient(self.initial, self.gradient.draw_minibatch(np.random.default_rng(0)))
+        self.gradient(self.initial, self.gradient.draw_probe(np.random.default_rng(0)))
         add_end_of_run_check(temperature_warnings)
 
     def begin_chain(self, rng):
         """Forget the last chain and read the data anew (``pm.set_data`` may have changed them)."""
+        use_one_blas_thread()
         self.rng = rng
         self.tune = True
         self.state = self.centre = self.noise_covariance = self.fault = None
@@ -211,7 +219,17 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
         self.ready_for = None
         self.n_draws = self.n_updates = self.n_tuned = self.n_kept = 0
         self.gradient.load_data()
+        self.place = None
         self._use(self.gradient)
+
+    @property
+    def place(self):
+        """Where the chain is in data that it goes through without replacement."""
+        return self.gradient.place
+
+    @place.setter
+    def place(self, place):
+        self.gradient.place = place
 
     def stop_tuning(self):
         """End of tuning: settings, and the centre of the thermometer, stay as they are."""
@@ -275,6 +293,10 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
                         if done.failed is None:
                             continue
                         target = rng = Replay(self.target, *done.failed)  # it says what is wrong
+                    elif self.d >= MANY:  # NumPy's normals would take as long as all else
+                        minibatch = self.target.draw_minibatch(rng)
+                        [normals] = standard_normals(rng, (1, self.d), self.gradient.dtype)
+                        target = rng = Replay(self.target, minibatch, normals)
                     state, info = self.update(state, target, eta, rng, **arguments)
                     self.n_updates += 1
                     made, weight = made + 1, weight + eta
@@ -333,9 +355,11 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
         """Return the compiled loop for these settings, or None where a matrix is among them."""
         ndims = tuple(map(np.ndim, arguments.values()))
         if max(ndims) > 1:
-            return None
+            return None  # roots of matrices are NumPy's
         key = (self.uses_control_variates, np.ndim(self.factor), ndims)
         if key not in self.loops:
+            if not self.gradient.has_graph:
+                return None  # in a worker that wasn't forked, after a change of gradient
             self.loops[key] = InnerLoop(
                 self.update,
                 state,
@@ -437,7 +461,7 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
 
     def _is_finite_at(self, position) -> bool:
         """Whether density and gradient are finite here, on some rows."""
-        minibatch = self.gradient.draw_minibatch(np.random.default_rng(0))
+        minibatch = self.gradient.draw_probe(np.random.default_rng(0))
         with np.errstate(all="ignore"):
             logp, grad = self.gradient(position, minibatch)
         return bool(np.isfinite(logp) and np.isfinite(grad).all())

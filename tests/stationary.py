@@ -55,7 +55,7 @@ class NoisyLinear:
         return -0.5 * position @ self.H @ position, -self.H @ position - minibatch
 
     # the same for compiled inner steps
-    noisy_batch_sizes, compile_kwargs = [], {"mode": "FAST_COMPILE"}
+    noisy_batch_sizes, compile_kwargs, has_graph = [], {"mode": "FAST_COMPILE"}, True
 
     def symbolic(self, position):
         noise = pt.vector("noise")

@@ -145,7 +145,7 @@ def test_steps_end_before_the_first_that_is_not_finite(model):
             return normals
 
     found = run(Broken(5))
-    before, sums = by_hand(sampler, gradient, None, state, settings, np.zeros(3), 4, 8)
+    before, _ = by_hand(sampler, gradient, None, state, settings, np.zeros(3), 4, 8)
     assert found.n_steps == 6
     [rows], normals = found.failed
     assert rows.shape == (20,) and np.isnan(normals).all()
@@ -193,7 +193,7 @@ def draws(step, n, seed=0):
     step.stop_tuning()
     point, out = step.start_point, []
     for _ in range(n):
-        point, stats = step.step(point)
+        point, _ = step.step(point)
         out.append(np.concatenate([np.ravel(point[name]) for name in step.var_names]))
     return np.array(out)
 
@@ -261,7 +261,7 @@ def test_box_muller_is_the_transform_to_round_off():
     uniforms = np.random.default_rng(0).random(64 * noise.HALF)
     uniforms[:4] = 0.0, 1 - 2.0**-53, 0.5, 0.25
     found = uniforms.copy()
-    noise._compiled()(found)
+    noise._compiled()[1](found)
     radius, angle = (uniforms.reshape(-1, 2, noise.HALF)[:, k] for k in (0, 1))
     radius, angle = np.sqrt(-2 * np.log1p(-radius)), (angle * 4 - 0.5) * np.pi / 2
     expected = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).ravel()
