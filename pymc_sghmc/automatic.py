@@ -116,7 +116,8 @@ class AutomaticSettings:
         With a ``scale``, the factor of an earlier centre, ``start`` is the centre.
         """
         optimise = scale is None
-        key = (start, optimise, self.gradient.given, self.gradient.arrays)
+        given = (*self.gradient.given, *self.gradient.held)
+        key = (start, optimise, given, self.gradient.arrays)
         known = [s for s in (self.setup, self.shared_setup) if s and same_inputs(s.key, key)]
         if known:
             self.setup = known[0]

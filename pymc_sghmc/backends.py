@@ -15,12 +15,17 @@ import numpy as np
 
 from pytensor.compile.mode import get_mode
 
-__all__ = ["is_numba", "loop_around", "resident"]
+__all__ = ["is_numba", "loop_around", "resident", "shared_values"]
 
 
 def is_numba(mode) -> bool:
     """Whether a PyTensor mode, or the default for None, compiles with Numba."""
     return type(get_mode(mode).linker).__name__ == "NumbaLinker"
+
+
+def shared_values(function, n_inputs: int) -> tuple:
+    """Values, now, of the shared variables behind the ``n_inputs`` inputs of a compiled function."""
+    return tuple(container.storage[0] for container in function.input_storage[n_inputs:])
 
 
 def resident(function, array):
@@ -35,14 +40,31 @@ def resident(function, array):
     return jax.device_put(array)
 
 
-def loop_around(function, n_state: int, n_rows: int, gathers: list):
-    """Return the loop around a compiled step of ``n_state`` arrays and ``n_rows`` arrays of rows."""
+def loop_around(function, n_inputs: int, n_state: int, n_rows: int, gathers: list):
+    """Return the loop around a compiled step.
+
+    Parameters
+    ----------
+    function : compiled step
+    n_inputs, n_state, n_rows : int
+        Its inputs, and of these arrays of the state and groups of rows.
+    gathers : list
+        Batches that a loop of Numba's fetches: see `numba_loop`.
+    """
     linker = type(function.maker.linker).__name__
     if linker == "NumbaLinker":
         from pymc_sghmc.numba_loop import numba_loop
 
-        return numba_loop(function, n_state, n_rows, gathers)
-    return _jax_loop(function) if linker == "JAXLinker" else _python_loop(function)
+        compiled = numba_loop(function, n_state, n_rows, gathers)
+    elif linker == "JAXLinker":
+        compiled = _jax_loop(function)
+    else:
+        return _python_loop(function)
+
+    def loop(state, normals, rows, fixed):
+        return compiled(state, normals, rows, (*fixed, *shared_values(function, n_inputs)))
+
+    return loop
 
 
 def _python_loop(function):

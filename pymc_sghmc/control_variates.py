@@ -3,6 +3,7 @@
 Knows gradients and rows, no samplers and no way of finding a centre.
 """
 
+from copy import deepcopy
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +55,12 @@ class ControlVariates(NoisyGradient):
         self.row_function = gradient.row_function(terms)
         self.has_tables = self._symbols is not None
         self.anchor = self._placed = None
+
+    def __deepcopy__(self, memo):
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied.gradient = deepcopy(self.gradient, memo)
+        return copied
 
     def __getstate__(self):
         return {**self.__dict__, "_symbols": None, "_placed": None}

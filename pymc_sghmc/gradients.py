@@ -15,7 +15,7 @@ import pytensor.tensor as pt
 from pymc.pytensorf import compile, join_nonshared_inputs, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 
-from pymc_sghmc.backends import resident
+from pymc_sghmc.backends import resident, shared_values
 from pymc_sghmc.compat import ancestors
 from pymc_sghmc.minibatch import minibatch_log_density
 from pymc_sghmc.rows import array_of
@@ -153,9 +153,8 @@ class MinibatchGradient(NoisyGradient):
         others = [*rows, *arrays, *given]
         self.compile_kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
         self._graph = (position, prior_weight, row_weights, others, logp, grad, likelihoods)
-        self.function = self._compiled(
-            [position, prior_weight, *row_weights, *others], [logp, grad]
-        )
+        inputs = [position, prior_weight, *row_weights, *others]
+        self.function, self._n_inputs = self._compiled(inputs, [logp, grad]), len(inputs)
         self.given = ()
         self.load_data()
         self.condition_on(point)
@@ -164,6 +163,11 @@ class MinibatchGradient(NoisyGradient):
         function = compile(inputs, outputs, **self.compile_kwargs)
         function.trust_input = True
         return function
+
+    @property
+    def held(self) -> tuple:
+        """Values, now, of the model's data containers that aren't cut into minibatches."""
+        return shared_values(self.function, self._n_inputs)
 
     @property
     def has_graph(self) -> bool:

@@ -20,7 +20,7 @@ from pymc_sghmc.backends import is_numba, loop_around
 from pymc_sghmc.compat import ancestors, is_row_selection
 from pymc_sghmc.noise import standard_normals
 
-__all__ = ["InnerLoop", "InnerSteps", "Replay"]
+__all__ = ["InnerLoop", "InnerSteps", "Replay", "is_update"]
 
 BLOCK_BYTES = 2**22  # of random numbers drawn at a time
 
@@ -29,7 +29,7 @@ class InnerSteps(NamedTuple):
     """What some inner steps came to."""
 
     state: tuple  # after the last of them
-    n_steps: int  # made; fewer than were asked for where the next one isn't finite
+    n_steps: int  # made; fewer than were asked for where the next one's gradient isn't finite
     virial: float  # Σ −(θ − c)·∇ log p̃(θ)
     square_norm: float  # Σ |∇ log p̃(θ)|²
     kinetic: float  # Σ |v|², zero without momentum
@@ -66,9 +66,9 @@ class InnerLoop:
         inputs = {name: _input(name, value, dtype) for name, value in values.items()}
         scale = None if factor is None else _input("factor", factor, dtype)
         traced = _SymbolicGradient(gradient, scale)
-        eta, *others = inputs.values()
-        others = dict(zip(list(inputs)[1:], others, strict=True))
-        new, _ = update(type(state)(*symbols), traced, eta, _SymbolicGenerator(normals), **others)
+        others = {name: x for name, x in inputs.items() if name != "learning_rate"}
+        eta, rng = inputs["learning_rate"], _SymbolicGenerator(normals)
+        new, _ = update(type(state)(*symbols), traced, eta, rng, **others)
         sums = [
             ((centre - traced.position) * traced.gradient).sum(),
             (traced.gradient**2).sum(),
@@ -86,22 +86,20 @@ class InnerLoop:
             (fixed.index(array), traced.rows.index(row), batch.type.ndim, batch.dtype)
             for batch, (array, row) in ((b, xs[0].owner.inputs) for b, xs in batches.items())
         ]
-        self.function = compile(
-            [*symbols, normals, *batches, *traced.rows, *fixed],
-            outputs,
-            **{"on_unused_input": "ignore", **compile_kwargs},
-        )
+        explicit = [*symbols, normals, *batches, *traced.rows, *fixed]
+        kwargs = {"on_unused_input": "ignore", **compile_kwargs}
+        self.function, self.n_inputs = compile(explicit, outputs, **kwargs), len(explicit)
         self.function.trust_input = True
         self.n_rows = len(traced.rows)
-        self.loop = loop_around(self.function, len(symbols), self.n_rows, self.gathers)
+        self.__setstate__({})
 
     def __getstate__(self):
         return {**self.__dict__, "loop": None}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        n_state = len(self.state_type._fields)
-        self.loop = loop_around(self.function, n_state, self.n_rows, self.gathers)
+        counts = self.n_inputs, len(self.state_type._fields), self.n_rows
+        self.loop = loop_around(self.function, *counts, self.gathers)
 
     def __deepcopy__(self, memo):
         copied = object.__new__(type(self))
@@ -148,6 +146,27 @@ class Replay:
     def __call__(self, position, minibatch):
         """Log-density and gradient."""
         return self._gradient(position, minibatch)
+
+
+def is_update(loop, update, state, target, *, settings, centre, factor) -> bool:
+    """Whether a compiled step does what ``update`` does at this state.
+
+    A check on the user's own model, before its chains depend on the graphs that were rewritten.
+    Of ``target`` no chain's random numbers are taken.
+    """
+    rng = np.random.default_rng(0)
+    found = loop(state, 1, rng, settings=settings, centre=centre, factor=factor)
+    rng, gradient, dtype = np.random.default_rng(0), loop.gradient, state.position.dtype
+    minibatch = gradient.minibatch([rows[0] for rows in gradient.draw_minibatches(rng, 1)])
+    [normals] = standard_normals(rng, (1, state.position.size), dtype)
+    replay, others = Replay(target, minibatch, normals), dict(settings)
+    eta = others.pop("learning_rate")
+    expected, _ = update(state, replay, eta, replay, **others)
+    if found.failed is not None:
+        return False
+    moved = [(a - b, b - c) for a, b, c in zip(found.state, expected, state, strict=True)]
+    tolerance = np.finfo(dtype).eps ** 0.25
+    return all(np.abs(error).max() <= tolerance * np.abs(way).max() for error, way in moved)
 
 
 class _SymbolicGradient:

@@ -94,5 +94,8 @@ def _compiled():
         from numba import njit
     except ImportError:
         return None
-    compiled = njit(error_model="numpy", fastmath={"contract"}, cache=True)
-    return compiled(fill_uniforms), compiled(box_muller)
+    options = {"error_model": "numpy", "fastmath": {"contract"}}
+    try:
+        return tuple(njit(cache=True, **options)(f) for f in (fill_uniforms, box_muller))
+    except RuntimeError:  # no folder to cache it in
+        return tuple(njit(**options)(f) for f in (fill_uniforms, box_muller))

@@ -6,6 +6,9 @@ loop asks for each a few rows ahead. Imported where the backend is Numba, which 
 
 import math
 
+from hashlib import sha256
+from pathlib import Path
+
 import numpy as np
 
 from llvmlite import ir
@@ -17,7 +20,7 @@ from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache, numba
 
 __all__ = ["numba_loop"]
 
-VERSION = 4  # of the code below, for the cache on disk
+THIS_FILE = Path(__file__).read_bytes()  # a loop of other code isn't taken from the cache on disk
 AHEAD = 8  # rows
 LINE = 64  # bytes that a processor fetches at a time
 
@@ -114,6 +117,8 @@ def numba_loop(function, n_state: int, n_rows: int, gathers: list):
         "gather_any": gather_any,
         **{f"{dtype}_": np.dtype(dtype).type for *_, dtype in gathers},
     }
-    cache_key = None if key is None else f"pymc_sghmc_{VERSION}_{n_state}_{gathers}_{n_rows}_{key}"
+    cache_key = None
+    if key is not None:
+        cache_key = sha256(THIS_FILE + f"{n_state} {n_rows} {gathers} {key}".encode()).hexdigest()
     loop = compile_numba_function_src(source, "inner_loop", names, cache_key=cache_key)
     return numba_njit(loop, final_function=True, cache=key is not None)

@@ -225,13 +225,18 @@ def _frontier(graph, axes, fixed) -> tuple[list, list] | None:
 
 def _fixed_jacobians(graph, variables) -> dict:
     """Whether ∂v/∂θ is the same at every θ, for each v that has a derivative."""
-    fixed = dict.fromkeys(variables, True)
+    fixed, moving = dict.fromkeys(variables, True), set(variables)
     for node in toposort([graph], []):
         inputs = node.inputs[:1] if isinstance(node.op, CheckAndRaise) else node.inputs
+        if isinstance(node.op, Shape | Shape_i) or moving.isdisjoint(inputs):
+            continue
+        moving.update(node.outputs)
         unknown = list(dict.fromkeys(v for v in inputs if v in fixed))
         continuous = [v for v in node.outputs if getattr(v.type, "dtype", None) in float_dtypes]
-        if unknown and continuous and not isinstance(node.op, Shape | Shape_i):
-            same = all(fixed[v] for v in unknown) and _is_affine(node, unknown)
+        if unknown and continuous:
+            # conditions and indices move without a derivative, and with them that of the output
+            steered = any(v in moving and v not in fixed for v in inputs)
+            same = not steered and all(fixed[v] for v in unknown) and _is_affine(node, unknown)
             fixed.update(dict.fromkeys(continuous, same))
     return fixed
 

@@ -71,8 +71,8 @@ class Source:
                 "whose len is the number of rows; ready-made ones are in pymc_sghmc.loaders."
             )
         self.n_rows = _n_rows(loader)
-        # Loaders of batches leave an incomplete last one out.
-        size = getattr(loader, "batch_size", None)
+        # Loaders of batches leave an incomplete last one out, unless they say that they don't.
+        size = getattr(loader, "batch_size", None) if getattr(loader, "drop_last", True) else None
         self.dropped = self.n_rows % size if isinstance(size, int) and size > 0 else 0
         self.containers = {variable.name: variable for variable in model.data_vars}
         self.names, self.first = list(self.containers), None

@@ -23,14 +23,14 @@ from pymc.step_methods.compound import Competence, StepMethodState
 from pymc.step_methods.state import dataclass_state
 from pymc.util import get_random_generator
 
-from pymc_sghmc.automatic import AutomaticSettings
+from pymc_sghmc.automatic import AutomaticSettings, _log
 from pymc_sghmc.checks import continuous_variables, is_number, whole_steps
 from pymc_sghmc.compat import ChainSetup, add_end_of_run_check, use_one_blas_thread
 from pymc_sghmc.control_variates import ControlVariates
 from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.epochs import UniformControlVariates
 from pymc_sghmc.faults import Fault, NonFinite, SamplingStopped
-from pymc_sghmc.inner_loop import InnerLoop, Replay
+from pymc_sghmc.inner_loop import InnerLoop, Replay, is_update
 from pymc_sghmc.noise import MANY, standard_normals
 from pymc_sghmc.preconditioners import preconditioner_factor
 from pymc_sghmc.progress import make_progressbar_update_functions, progressbar_config
@@ -356,19 +356,39 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
         ndims = tuple(map(np.ndim, arguments.values()))
         if max(ndims) > 1:
             return None  # roots of matrices are NumPy's
-        key = (self.uses_control_variates, np.ndim(self.factor), ndims)
+        key = (self.uses_control_variates, *self.gradient.is_noisy, np.ndim(self.factor), ndims)
         if key not in self.loops:
             if not self.gradient.has_graph:
                 return None  # in a worker that wasn't forked, after a change of gradient
-            self.loops[key] = InnerLoop(
+            gradient, kwargs = self.meter.gradient, self.gradient.compile_kwargs
+            loop = InnerLoop(self.update, state, gradient, self.factor, arguments, kwargs)
+            self.loops[key] = loop if self._is_right(loop, state, arguments) else None
+        return self.loops[key]
+
+    def _is_right(self, loop, state, arguments) -> bool:
+        """Check a compiled loop on this model, here, and say so if Python must take its place."""
+        place, sums = self.place, (self.meter.virial, self.meter.square_norm)
+        try:
+            right = is_update(
+                loop,
                 self.update,
                 state,
-                self.meter.gradient,
-                self.factor,
-                arguments,
-                self.gradient.compile_kwargs,
+                self.target,
+                settings={"learning_rate": self._rate(), **arguments},
+                centre=self.centre,
+                factor=self.factor,
             )
-        return self.loops[key]
+        except NonFinite:
+            right = True  # nothing to compare; the step itself will say what is wrong
+        self.place = place
+        self.meter.virial, self.meter.square_norm = sums
+        if not right:
+            _log.warning(
+                f"{type(self).__name__}: the compiled inner step doesn't agree with the gradient of "
+                "this model, so that steps are made one by one in Python. Results are right, but "
+                "slower. Please report the model."
+            )
+        return right
 
     def compile_inner_steps(self):
         """Make three inner steps, so that chains in other processes find them compiled."""

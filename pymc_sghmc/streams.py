@@ -21,10 +21,8 @@ from pymc_sghmc.sources import Source, given_arrays
 
 __all__ = ["StreamedGradient", "minibatch_gradient"]
 
-PILOT_ROWS, PILOT_BYTES = (
-    50_000,
-    2**27,
-)  # of the rows at hand for what needs some rows only, at most
+PILOT_ROWS = 50_000  # at hand for what needs some rows only, at most ...
+PILOT_BYTES = 2**27
 WINDOW_BYTES = 2**25  # of a window, about; two are in memory
 WINDOW_BLOCKS, WINDOW_MINIBATCHES = 4, 10  # in a window, at least
 PROBES, PROBE_ROWS = 100, 20  # sums of rows that tell how much rows differ

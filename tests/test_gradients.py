@@ -423,3 +423,17 @@ def test_preconditioned_gradient_is_the_chain_rule(dense):
 def test_preconditioner_that_is_no_covariance_is_refused(preconditioner, message):
     with pytest.raises(ValueError, match=message):
         preconditioner_factor(preconditioner, 3)
+
+
+def test_other_unknowns_are_copied_from_the_point():
+    """In workers PyMC changes the arrays of a point in place."""
+    with pm.Model() as model:
+        mu, nu = pm.Normal("mu"), pm.Normal("nu", shape=2)
+        pm.Normal("y", mu + nu.sum(), 1, observed=np.arange(5.0))
+    gradient = MinibatchGradient(
+        model, [model.rvs_to_values[mu]], 2, compile_kwargs={"mode": "FAST_COMPILE"}
+    )
+    point = {"mu": np.zeros(()), "nu": np.zeros(2)}
+    gradient.condition_on(point)
+    point["nu"][...] = 1.0
+    assert not gradient.given[0].any()

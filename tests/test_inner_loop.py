@@ -3,6 +3,8 @@
 import importlib.util
 import pickle
 
+from copy import deepcopy
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -185,7 +187,98 @@ def _next_block(sampler, gradient, state, settings, rng, k):
     return state, (meter.virial, meter.square_norm, 0.0)
 
 
+def test_groups_of_rows_and_further_axes_are_fetched_by_numba():
+    rng = np.random.default_rng(0)
+    A, z = rng.normal(size=(120, 2, 3)), rng.normal(size=70)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=3)
+        pm.Normal("y", (pm.Data("A", A) * beta).sum((1, 2)), 1, observed=A.sum((1, 2)))
+        pm.Normal("z", beta[0], 1, observed=pm.Data("zd", z))
+    mode = {"mode": "NUMBA"}
+    gradient = MinibatchGradient(
+        model, model.value_vars, {"y": 30, "z": 20}, compile_kwargs=mode
+    )  # fmt: skip
+    sampler, settings = SAMPLERS[1], settings_of(SAMPLERS[1])
+    settings["learning_rate"] = 1e-4
+    state = sampler.cls.init(np.zeros(3), 1e-4, None)
+    for kind in (gradient, ControlVariates(gradient)):
+        if kind is not gradient:
+            kind.set_centre(np.full(3, 0.9), 0.1 * np.ones(3))
+        loop = InnerLoop(sampler.update, state, kind, None, settings, mode)
+        rng = np.random.default_rng(2)
+        found = loop(state, 50, rng, settings=settings, centre=np.zeros(3), factor=None)
+        expected, _ = by_hand(sampler, kind, None, state, settings, np.zeros(3), 2, 50)
+        np.testing.assert_allclose(found.state.position, expected.position, rtol=1e-10)
+
+
+def test_control_variates_without_remembered_terms_are_compiled_alike(model, monkeypatch):
+    monkeypatch.setattr("pymc_sghmc.control_variates._with_row_terms", lambda gradient: None)
+    compare(SAMPLERS[0], model, "control_variates", "none", "FAST_COMPILE", 50, 1e-10)
+
+
+def test_wrong_step_is_found_on_the_users_own_model(model, monkeypatch, caplog):
+    """Terms that were remembered wrongly, say: chains go on in Python, with a word."""
+    with model:
+        right = draws(SGHMC(batch_size=20, compile_kwargs=FAST), 5)
+        true = ControlVariates.symbolic
+
+        def wrong(self, position):
+            gradient, *others = true(self, position)
+            return 1.1 * gradient, *others
+
+        monkeypatch.setattr(ControlVariates, "symbolic", wrong)
+        step = SGHMC(batch_size=20, compile_kwargs=FAST)
+    assert "doesn't agree with the gradient" in caplog.text
+    assert list(step.loops.values()) == [None]
+    # Another order of random numbers, the same posterior
+    assert np.abs(draws(step, 5) - right).max() < 3
+
+
 # --- In a step
+
+
+def test_containers_that_are_not_cut_are_seen_by_the_compiled_loop():
+    rng = np.random.default_rng(1)
+    Y, Z = rng.normal(3.0, 1.0, size=400), rng.normal(3.0, 1.0, size=50)
+    with pm.Model() as model:
+        off = pm.Data("off", 0.0)
+        mu = pm.Normal("mu", 0, 10)
+        pm.Normal("y", mu + off, 1, observed=Y)
+        pm.Normal("z", mu, 1, observed=pm.Data("zd", Z))  # used whole
+    for replace in (True, False):
+        kwargs = {"model": model, "batch_size": {"y": 50}, "replace": replace}
+        kwargs["compile_kwargs"] = {"mode": "NUMBA"}
+        with model:
+            pm.set_data({"off": 0.0, "zd": Z})
+            step = SGHMC(**kwargs)
+            first = draws(step, 60)
+            pm.set_data({"off": 2.0, "zd": Z - 2})
+            again = draws(step, 60)
+            np.testing.assert_array_equal(again, draws(SGHMC(**kwargs), 60))
+        assert abs(first.mean() - again.mean() - 2) < 0.1
+
+
+def test_copied_step_compiles_what_it_needs(model):
+    with model:
+        step = SGHMC(batch_size=20, compile_kwargs=FAST)
+    copied = deepcopy(step)
+    copied.loops.clear()
+    np.testing.assert_allclose(draws(copied, 4), draws(step, 4), rtol=1e-12)
+
+
+def test_momentum_is_redrawn_within_a_draw(model):
+    with model:
+        step = PaperSGHMC(
+            batch_size=20,
+            learning_rate=1e-3,
+            n_steps=10,
+            resample_momentum_every=3,
+            compile_kwargs=FAST,
+        )
+    init, calls = step.init, []
+    step.init = lambda *args: calls.append(1) or init(*args)
+    draws(step, 3)
+    assert len(calls) == 1 + 10  # at the start, and at inner steps 0, 3, ..., 27
 
 
 def draws(step, n, seed=0):
@@ -267,6 +360,12 @@ def test_box_muller_is_the_transform_to_round_off():
     expected = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).ravel()
     assert np.isfinite(found).all()
     np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_many_normals_differ_from_call_to_call():
+    rng = np.random.default_rng(0)
+    a, b = (noise.standard_normals(rng, (2**15,), np.float64) for _ in range(2))
+    assert abs(np.corrcoef(a, b)[0, 1]) < 4.5 / 2**7.5
 
 
 def test_many_normals_are_standard_normal():

@@ -234,6 +234,32 @@ def wide_factors():
 
 
 # How many numbers of each row are remembered, for each group of rows
+def quantile():
+    """A condition depends on the unknowns, and with it the derivative."""
+    mu = X @ b()
+    pm.CustomDist(
+        "y",
+        mu,
+        logp=lambda value, mu: -pt.switch(value > mu, 0.7 * (value - mu), -0.3 * (value - mu)),
+        observed=Y,
+    )
+
+
+def leaky():
+    z = X @ b()
+    normal(pt.switch(z > 0, z, 0.1 * z), scale())
+
+
+def larger_of_two():
+    z, w = X @ b(), X @ b("w")
+    normal(pt.switch(z > w, z, w))
+
+
+def unknown_knot():
+    knot = b("knot", ())
+    normal(b("slope", ()) + 0.8 * (X[:, 0] > knot) * (X[:, 0] - knot))
+
+
 CASES = {
     linear: [2],
     logistic: [1],
@@ -355,6 +381,14 @@ def test_difference_equals_two_evaluations(build):
     setup.compile()
     rng = np.random.default_rng(5)
     for _ in range(3):
+        setup.check(rng, 1e-10)
+
+
+@pytest.mark.parametrize("build", [quantile, leaky, larger_of_two, unknown_knot])
+def test_conditions_that_depend_on_unknowns_move_the_derivative(build):
+    setup = Setup(build).compile()
+    rng = np.random.default_rng(5)
+    for _ in range(5):
         setup.check(rng, 1e-10)
 
 
