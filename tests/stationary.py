@@ -73,6 +73,7 @@ class NoisyLinear:
         return drawn[0]
 
     is_exact = likelihood_needs_others = False
+    is_noisy = [True]
 
     def condition_on(self, point):
         pass

@@ -285,7 +285,9 @@ def test_every_inner_step_draws_its_own_minibatch(flat, sampler):
     gradient = NoisyLinear(H, V)
     with_gradient(step, gradient)
     step.begin_chain(np.random.default_rng(0))
-    step.step({"x": np.zeros(3)})
+    point, _ = step.step({"x": np.zeros(3)})  # compiles the inner steps and checks them
+    gradient.minibatches.clear()
+    step.step(point)
     assert len({tuple(token) for token in gradient.minibatches}) == 7
 
 

@@ -317,7 +317,7 @@ def neural_network(args):
         for name, value in model.initial_point().items()
     }
     start = np.concatenate([np.ravel(point[name]) for name in ("W", "b", "W2", "b2")])
-    eta, steps, data = 1e-7, 10, (X, y, sizes, BATCH)
+    eta, steps, data = 1e-7, 50, (X, y, sizes, BATCH)
     blocks = {
         "limit": by_hand(loops.neural_network, start, data, eta, steps),
         "numpy": in_numpy(loops.neural_network_numpy(*data), start, eta, steps),
@@ -343,7 +343,7 @@ def matrix_factorisation(args):
         row, column = pm.Data("row", users), pm.Data("column", items)
         pm.Normal("y", (user[row] * item[column]).sum(axis=1), 1, observed=y)
     start = np.concatenate([U.ravel(), V.ravel()])
-    eta, steps, data = 1e-5, 10, (users, items, y, counts, batch)
+    eta, steps, data = 1e-5, 50, (users, items, y, counts, batch)
     point = {"users": U, "items": V}
     blocks = {
         "limit": by_hand(loops.matrix_factorisation, start, data, eta, steps),

@@ -3,11 +3,12 @@
     python tests/benchmarks/overhead.py [--repeats 9] [--mode NUMBA]
 
 Two models: logistic regression with N = 100,000 rows, d = 50, batch 500, float64, and a double
-well in one dimension without data. The bare loop calls the compiled gradient at a posterior draw on
-rows drawn beforehand, other ones at every call: repeating the same rows would keep them in the
-processor's cache, which no sampler can (``gradient_same_rows`` shows by how much). The loops and the
-sampler, ten inner steps per draw, alternate within one run, and medians are compared, since
-machines are noisy. Prints one line of JSON.
+well in one dimension without data. The bare loop calls the compiled gradient, with its log-density
+and without control variates, at a posterior draw on rows drawn beforehand, other ones at every call:
+repeating the same rows would keep them in the processor's cache, which no sampler can
+(``gradient_same_rows`` shows by how much). The loops and the sampler, ten inner steps per draw,
+alternate within one run, and medians are compared, since machines are noisy. Prints one line of
+JSON.
 """
 
 import argparse
@@ -70,7 +71,7 @@ def measure(model, sampler, repeats, mode, **settings):
 
     for _ in range(300):  # from the start, where exp() is cheap, into the posterior
         draw()
-    gradient, rng = step.meter.gradient, np.random.default_rng(1)
+    gradient, rng = step.gradient, np.random.default_rng(1)
     position = np.concatenate([np.ravel(state["point"][name]) for name in step.var_names])
     calls = [arguments(gradient, position, gradient.draw_minibatch(rng)) for _ in range(2000)]
     others = itertools.cycle(calls)
