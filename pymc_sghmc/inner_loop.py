@@ -107,11 +107,15 @@ class InnerLoop:
         copied.gradient = deepcopy(self.gradient, memo)  # it may know the place of a chain
         return copied
 
-    def __call__(self, state, n, rng, *, settings, centre, factor) -> InnerSteps:
-        """Make ``n`` inner steps, or those before the first that isn't finite."""
+    def constants(self, settings, centre, factor) -> tuple:
+        """Return the inputs of all steps that aren't the gradient's."""
         values = [np.asarray(settings[name], dtype=self.dtype) for name in self.names]
         scale = [] if factor is None else [factor]
-        fixed = (*values, centre.astype(self.dtype), *scale)
+        return (*values, centre.astype(self.dtype), *scale)
+
+    def __call__(self, state, n, rng, *, settings, centre, factor) -> InnerSteps:
+        """Make ``n`` inner steps, or those before the first that isn't finite."""
+        fixed = self.constants(settings, centre, factor)
         d = state.position.size
         block = max(1, BLOCK_BYTES // (8 * (d + sum(self.gradient.noisy_batch_sizes))))
         done, sums = 0, np.zeros(3)
@@ -154,17 +158,18 @@ def is_update(loop, update, state, target, *, settings, centre, factor) -> bool:
     A check on the user's own model, before its chains depend on the graphs that were rewritten.
     Of ``target`` no chain's random numbers are taken.
     """
-    rng = np.random.default_rng(0)
-    found = loop(state, 1, rng, settings=settings, centre=centre, factor=factor)
     rng, gradient, dtype = np.random.default_rng(0), loop.gradient, state.position.dtype
-    minibatch = gradient.minibatch([rows[0] for rows in gradient.draw_minibatches(rng, 1)])
-    [normals] = standard_normals(rng, (1, state.position.size), dtype)
+    rows = gradient.draw_minibatches(rng, 1)
+    normals = standard_normals(rng, (1, state.position.size), dtype)
+    inputs = (*loop.constants(settings, centre, factor), *gradient.fixed_inputs())
+    found, made, *_ = loop.loop(tuple(state), normals, rows, inputs)
+    minibatch, [normals] = gradient.minibatch([r[0] for r in rows]), normals
     replay, others = Replay(target, minibatch, normals), dict(settings)
     eta = others.pop("learning_rate")
     expected, _ = update(state, replay, eta, replay, **others)
-    if found.failed is not None:
+    if made == 0:
         return False
-    moved = [(a - b, b - c) for a, b, c in zip(found.state, expected, state, strict=True)]
+    moved = [(a - b, b - c) for a, b, c in zip(found, expected, state, strict=True)]
     tolerance = np.finfo(dtype).eps ** 0.25
     return all(np.abs(error).max() <= tolerance * np.abs(way).max() for error, way in moved)
 

@@ -341,6 +341,17 @@ def test_posterior_is_wrong_where_the_length_is(rows):
         sampled(rows, Blocks(rows, total_size=2 * N))
 
 
+@pytest.mark.parametrize("gradient", ["plain", "control_variates"])
+@pytest.mark.parametrize("kind", ["loader", "epochs", "arrays"])
+def test_inner_steps_are_compiled_and_found_right(rows, kind, gradient):
+    data = {"data": Blocks(rows) if kind == "loader" else rows, "replace": kind != "epochs"}
+    step = SGHMC(
+        model=regression(rows), batch_size=100, gradient=gradient, compile_kwargs=FAST, **data
+    )
+    [loop] = step.loops.values()
+    assert loop is not None
+
+
 def test_chains_differ_and_seeds_reproduce_on_one_core_and_two(rows):
     loader = ArrayLoader(rows, block_rows=50)
     one = sampled(rows, loader, draws=10, tune=20)
