@@ -50,7 +50,7 @@ def gradient_of(model, kind, mode):
     return control_variates
 
 
-def by_hand(sampler, gradient, factor, state, settings, centre, seed, k):
+def by_hand(sampler, gradient, factor, state, settings, centre, seed, k, made=None):
     """The same steps by the sampler's ``update``, one after another in Python."""
     rng = np.random.default_rng(seed)
     rows = gradient.draw_minibatches(rng, k)
@@ -61,7 +61,7 @@ def by_hand(sampler, gradient, factor, state, settings, centre, seed, k):
     kinetic = 0.0
     settings = dict(settings)
     eta = settings.pop("learning_rate")
-    for t in range(k):
+    for t in range(k if made is None else made):
         step = Replay(target, gradient.minibatch([r[t] for r in rows]), normals[t])
         state, _ = sampler.update(state, step, eta, step, **settings)
         if len(state) > 1:
@@ -124,15 +124,17 @@ def test_single_precision_stays_single(monkeypatch):
         compare(SAMPLERS[0], logistic("float32"), "plain", "diag", "FAST_COMPILE", 100, 2e-4)
 
 
-def test_steps_end_before_the_first_that_is_not_finite(model):
-    gradient = gradient_of(model, "plain", "FAST_COMPILE")
-    sampler = SAMPLERS[0]
-    state = sampler.cls.init(np.zeros(3), 0.004, np.random.default_rng(1))
+@pytest.mark.parametrize("mode", BACKENDS)
+def test_steps_end_before_the_first_that_is_not_finite(model, mode):
+    gradient = gradient_of(model, "plain", mode)
+    sampler = SAMPLERS[1]  # SGLD: the normals of a step show in the gradient of the next
+    state = sampler.cls.init(np.zeros(3), 0.004, None)
     settings = settings_of(sampler)
-    loop = InnerLoop(sampler.update, state, gradient, None, settings, FAST)
+    loop = InnerLoop(sampler.update, state, gradient, None, settings, {"mode": mode})
 
     def run(rng):
-        return loop(state, 8, rng, settings=settings, centre=np.zeros(3), factor=None)
+        with np.errstate(invalid="ignore"):
+            return loop(state, 8, rng, settings=settings, centre=np.zeros(3), factor=None)
 
     class Broken:  # the normals of the sixth step are not finite, so that the seventh isn't
         def __init__(self, t):
@@ -143,16 +145,23 @@ def test_steps_end_before_the_first_that_is_not_finite(model):
 
         def standard_normal(self, shape, dtype):
             normals = self.rng.standard_normal(shape, dtype=dtype)
-            normals[self.t :] = np.nan
+            normals[self.t :] = np.inf
+            normals[self.t + 1 :] = 7.0
             return normals
 
+    def expected(made):
+        found = by_hand(sampler, gradient, None, state, settings, np.zeros(3), 4, 8, made)
+        return found[0].position
+
     found = run(Broken(5))
-    before, _ = by_hand(sampler, gradient, None, state, settings, np.zeros(3), 4, 8)
     assert found.n_steps == 6
+    assert np.isinf(found.state.position).all()  # after the sixth, not the seventh: no NaN
     [rows], normals = found.failed
-    assert rows.shape == (20,) and np.isnan(normals).all()
+    rng = np.random.default_rng(4)
+    np.testing.assert_array_equal(rows, gradient.draw_minibatches(rng, 8)[0][6])
+    np.testing.assert_array_equal(normals, 7.0)
     assert run(Broken(8)).n_steps == 8
-    np.testing.assert_allclose(run(Broken(8)).state.position, before.position, rtol=1e-12)
+    np.testing.assert_allclose(run(Broken(8)).state.position, expected(8), rtol=1e-12)
 
 
 def test_blocks_of_random_numbers_join(model, monkeypatch):
@@ -345,6 +354,37 @@ def test_statistics_hold_all_inner_steps(model):
     V = many.gradient.noise_covariance(np.zeros(3), np.random.default_rng(1))
     expected = full @ full + V.sum()
     assert abs(found["gradient_norm"] ** 2 / expected - 1) < 0.5
+
+
+def test_kinetic_temperature_is_in_units_of_the_learning_rate(model):
+    """1 on average, at a rate far from 1 and with nearly all steps in the compiled loop."""
+    with model:
+        step = PaperSGHMC(
+            batch_size=N_ROWS, learning_rate=2e-3, n_steps=100, compile_kwargs=FAST
+        )  # fmt: skip
+    step.begin_chain(np.random.default_rng(0))
+    step.stop_tuning()
+    point, found = step.start_point, []
+    for _ in range(60):
+        point, [statistics] = step.step(point)
+        found.append(statistics["kinetic_temperature"])
+    assert abs(np.mean(found[10:]) - 1.03) < 4.5 * np.std(found[10:]) / 50**0.5 + 0.03
+
+
+def test_each_kind_of_gradient_and_setting_has_its_own_loop(model):
+    with model:
+        step = SGHMC(batch_size=20, compile_kwargs=FAST)
+    step.begin_chain(np.random.default_rng(0))
+    step.step(step.start_point)
+    loops = set()
+    for is_cv in (False, True):
+        step.tuning = step.tuning._replace(control_variates=is_cv)
+        step._use(step.control_variates if is_cv else step.gradient)
+        step.meter.begin_draw(step.centre)
+        for beta_hat in (0.0, np.zeros(3)):
+            arguments = {"friction": 0.1, "noise_estimate": beta_hat, "temperature": 1.0}
+            loops.add(step._inner_loop(step.state, arguments))
+    assert len(loops) == 4 and None not in loops
 
 
 # --- Normals
