@@ -7,6 +7,7 @@ checks of a finished run in `pymc_sghmc.diagnostics`, data that don't fit into m
 """
 
 from pymc_sghmc import diagnostics, loaders, schedules
+from pymc_sghmc.gamma_gibbs import GammaGibbs
 from pymc_sghmc.hmc_bfgs import HMCBFGS
 from pymc_sghmc.qnhmc import QNHMC
 from pymc_sghmc.resume import resume
@@ -15,4 +16,14 @@ from pymc_sghmc.sgld import SGLD
 
 __version__ = "0.1.0"
 
-__all__ = ["HMCBFGS", "QNHMC", "SGHMC", "SGLD", "diagnostics", "loaders", "resume", "schedules"]
+__all__ = [
+    "HMCBFGS",
+    "QNHMC",
+    "SGHMC",
+    "SGLD",
+    "GammaGibbs",
+    "diagnostics",
+    "loaders",
+    "resume",
+    "schedules",
+]

@@ -8,17 +8,19 @@ processes map the same memory. Knows arrays, files and pickles; no gradients, no
 import errno
 import io
 import os
+import pickle
 import shutil
 import tempfile
 import weakref
 
 from contextlib import suppress
+from copy import deepcopy
 from typing import NamedTuple
 
 import cloudpickle
 import numpy as np
 
-__all__ = ["Handle", "attach", "dumps", "share"]
+__all__ = ["ByHandle", "Handle", "attach", "dumps", "share"]
 
 MIN_BYTES = 2**20
 CHUNK_BYTES = 2**24
@@ -107,6 +109,32 @@ def dumps(value) -> bytes:
     file = io.BytesIO()
     _Pickler(file, protocol=-1).dump(value)
     return file.getvalue()
+
+
+class ByHandle:
+    """A step method whose large arrays go to other processes as handles."""
+
+    def __reduce__(self):
+        return _rebuild, (type(self), dumps(self._attributes()))
+
+    def __deepcopy__(self, memo):
+        copied = object.__new__(type(self))
+        copied.__dict__.update(deepcopy(self._attributes(), memo))
+        return copied
+
+    def _attributes(self):
+        # PyMC keeps a step's arguments and with them the model and a second copy of the data.
+        return {k: v for k, v in self.__dict__.items() if k != "_BlockedStep__newargs"}
+
+    def after_unpickling(self):
+        """Do what a new process needs."""
+
+
+def _rebuild(cls, pickled):
+    step = object.__new__(cls)
+    step.__dict__.update(pickle.loads(pickled))
+    step.after_unpickling()
+    return step
 
 
 class _Pickler(cloudpickle.Pickler):

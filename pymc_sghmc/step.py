@@ -6,10 +6,8 @@ no way of estimating a gradient.
 """
 
 import math
-import pickle
 import warnings
 
-from copy import deepcopy
 from dataclasses import field
 from functools import partial
 from typing import Any
@@ -37,7 +35,7 @@ from pymc_sghmc.progress import make_progressbar_update_functions, progressbar_c
 from pymc_sghmc.rows import minibatch_outputs
 from pymc_sghmc.schedules import constant
 from pymc_sghmc.setup import unconstrained_point
-from pymc_sghmc.shared_arrays import dumps
+from pymc_sghmc.shared_arrays import ByHandle
 from pymc_sghmc.streams import minibatch_gradient
 from pymc_sghmc.thermometer import inner
 
@@ -63,7 +61,7 @@ class StochasticGradientState(StepMethodState):
     fault: Any
 
 
-class StochasticGradientStep(AutomaticSettings, ChainSetup):
+class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
     """A step method made of a sampler's ``init`` and ``update``.
 
     Subclasses hold a signature, its checks and its documentation, and set ``init`` and ``update``.
@@ -494,30 +492,14 @@ class StochasticGradientStep(AutomaticSettings, ChainSetup):
             index -= size
         raise IndexError(index)
 
-    def __reduce__(self):
-        # Large arrays go as handles: all processes map one copy of them.
-        return _rebuild, (type(self), dumps(self._attributes()))
-
-    def __deepcopy__(self, memo):
-        copied = object.__new__(type(self))
-        copied.__dict__.update(deepcopy(self._attributes(), memo))
-        return copied
-
-    def _attributes(self):
-        # BlockedStep keeps its arguments and with them the model and a second copy of the data.
-        return {k: v for k, v in self.__dict__.items() if k != "_BlockedStep__newargs"}
+    def after_unpickling(self):
+        """Warn of temperatures at the end of runs in this process, too."""
+        add_end_of_run_check(temperature_warnings)
 
     @staticmethod
     def competence(var, has_grad):
         """Never assigned to a variable by PyMC itself: minibatches are the user's choice."""
         return Competence.INCOMPATIBLE
-
-
-def _rebuild(cls, pickled):
-    step = object.__new__(cls)
-    step.__dict__.update(pickle.loads(pickled))
-    add_end_of_run_check(temperature_warnings)
-    return step
 
 
 def _checked_preconditioner(preconditioner, d, schedule):
