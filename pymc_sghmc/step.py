@@ -185,13 +185,21 @@ class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
             if gradient == "control_variates" or not self.gradient.likelihood_needs_others:
                 kind = ControlVariates if self.gradient.replace else UniformControlVariates
                 self.control_variates = kind(self.gradient)
-        if blocked and self.gradient.given_types and minibatch_outputs([model.logp()]):
-            others = ", ".join(name for name, _ in self.gradient.given_types)
+        others = ", ".join(name for name, _ in self.gradient.given_types)
+        if blocked and others and minibatch_outputs([model.logp()]):
             warnings.warn(
                 f"{type(self).__name__} leaves {others} to other steps, and the model has a "
                 "pm.Minibatch. PyMC's own steps would sample a density that changes at every call: "
                 "give them a stochastic-gradient step, too, or use the model of all data with "
                 "batch_size.",
+                UserWarning,
+                stacklevel=3,
+            )
+        if blocked and data is not None and self.gradient.likelihood_needs_others:
+            warnings.warn(
+                f"{type(self).__name__}(data=...) leaves {others} to other steps, which see only the "
+                "few rows that the model itself holds, and would give a wrong posterior: sample all "
+                "unknowns of the likelihood by stochastic-gradient steps with the same data.",
                 UserWarning,
                 stacklevel=3,
             )
