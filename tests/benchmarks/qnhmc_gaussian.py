@@ -68,6 +68,7 @@ STEP_SIZE, N_STEPS = 0.01, 10  # the paper's
 N_STATES = 5
 LAGS = 500
 TUNE = 1000  # of PyMC's steps
+BAND = chi2.ppf([0.0005, 0.9995], D)  # holds 99.9 % of the target's xᵀΣ⁻¹x
 LEAST_ACCEPT = 0.4  # a chain that stands still has the effective size of constants, which is n
 SHORT = 2000  # draws of the runs that choose a step size, the first half unused
 
@@ -79,6 +80,7 @@ class Chain(NamedTuple):
     burn_in: tuple | None = None  # draws and seconds; None is never
     accept: float | None = None
     n_states: int = 1  # that are moved in turn
+    distances: np.ndarray | None = None  # xᵀΣ⁻¹x of all draws, the unused ones as well
 
 
 def density(x):
@@ -154,25 +156,26 @@ GRIDS = {  # step sizes up to the stability limit: that of the dynamics with the
 }
 
 
-def run(sampler, start, draws, seed, **settings):
-    """One chain, of which the second half is used."""
+def run(sampler, start, draws, seed, *, track=iter, **settings):
+    """One chain, of which the second half is used; ``track`` shows progress."""
     chain = sampler(start, np.random.default_rng(seed), tune=draws // 2, **settings)
-    low, high = chi2.ppf([0.0005, 0.9995], D)
-    positions, steps, accept = np.empty((draws, D)), 0, 0.0
-    burn_in, half = None, draws // 2
+    positions, distances, steps, accept = np.empty((draws, D)), np.empty(draws), 0, 0.0
+    (low, high), burn_in, half = BAND, None, draws // 2
     begin = used = time.perf_counter()
-    for i in range(draws):
+    for i in track(range(draws)):
         if i == half:
             used = time.perf_counter()
         positions[i], info = next(chain)
         if i >= half:
             steps += info["n_steps"]
             accept += info["accept"]
-        if burn_in is None and low <= -2 * info["model_logp"] <= high:
+        distances[i] = -2 * info["model_logp"]
+        if burn_in is None and low <= distances[i] <= high:
             burn_in = i + 1, time.perf_counter() - begin
     seconds = time.perf_counter() - used
     n_states = N_STATES if sampler is ensemble else 1
-    return Chain(positions[half:], steps, seconds, burn_in, accept / (draws - half), n_states)
+    accept /= draws - half
+    return Chain(positions[half:], steps, seconds, burn_in, accept, n_states, distances)
 
 
 def autocorrelations(x, lags):

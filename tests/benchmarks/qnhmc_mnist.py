@@ -83,6 +83,13 @@ def error_rate(draws, test):
     return np.mean((probability > 0.5) != y)
 
 
+def load(data):
+    """The reference, its draws, what `usual_log_density` says of them, and the test digits."""
+    reference = references.mnist79(data)
+    draws = references._arrays(data, "references/mnist79")["draws"]
+    return reference, draws, usual_log_density(reference, draws), test_digits(data)
+
+
 def usual_log_density(reference, draws):
     """The median over the reference's draws."""
     point = reference.model.initial_point()
@@ -107,9 +114,15 @@ def burn_in(idata, level):
 
 def measure(sampler, reference, level, test, **sample):
     run = attempt(sampler, reference.model, **sample)
-    if not isinstance(run, Run):
-        return run
+    return measure_run(run, reference, level, test) if isinstance(run, Run) else run
+
+
+def measure_run(run, reference, level, test, n_states=1):
+    """What the table says of a run; a chain of states moved in turn is a chain for each of them."""
     draws, _ = unconstrained(run.idata, reference.model)
+    d = draws.shape[-1]
+    draws = draws[:, : draws.shape[1] // n_states * n_states].reshape(len(draws), -1, n_states, d)
+    draws = draws.swapaxes(1, 2).reshape(-1, draws.shape[1], d)
     moments = reference.mean, reference.sd, reference.error, reference.sd_error
     return {
         "test_error": error_rate(draws, test),
@@ -175,9 +188,7 @@ def main():
     warnings.simplefilter("ignore")  # the table says what the samplers' warnings would
     logging.getLogger("pymc").setLevel(logging.CRITICAL)
     machine, data, runs = report.machine(), data_folder(), {}
-    reference, test = references.mnist79(data), test_digits(data)
-    reference_draws = references._arrays(data, "references/mnist79")["draws"]
-    level = usual_log_density(reference, reference_draws)
+    reference, reference_draws, level, test = load(data)
     for name in args.name:
         if name in OURS:
             sampler, tune = OURS[name], args.tune
