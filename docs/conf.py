@@ -14,7 +14,7 @@ extensions = [
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}  # .rst: numpydoc asks for it
 autosummary_generate = False
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "papers"]  # papers/ holds parts of papers.md
 suppress_warnings = ["toc.empty_glob"]  # decisions/ may be empty
 
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
