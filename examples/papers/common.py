@@ -9,6 +9,7 @@ os.environ.update(
 
 import argparse
 import json
+import multiprocessing
 import shlex
 import sys
 import time
@@ -112,7 +113,7 @@ class Predictions:
         self.sums = [0.0] * chains
         self.points = [None] * chains
         self.curves = [[] for _ in range(chains)]  # of dicts
-        self.seconds = 0.0
+        self.seconds, self.gigabytes = 0.0, 0.0
         self.saved = self.begun = time.monotonic()
         if path.exists():
             self._load()
@@ -163,7 +164,8 @@ class Predictions:
             for name, value in part.items()
         }
         about = {"settings": self.settings, "made": self.made, "curves": self.curves}
-        about["seconds"] = self.seconds
+        self.gigabytes = max(self.gigabytes, memory_in_use())
+        about |= {"seconds": self.seconds, "gigabytes": self.gigabytes}
         about["together"] = self.score(self.mean()) if max(self.made) > self.burn_in else {}
         new = self.path.with_suffix(".new.npz")
         np.savez(new, about=json.dumps(about, default=float), **arrays)
@@ -175,7 +177,7 @@ class Predictions:
             return
         with np.load(self.path, allow_pickle=False) as file:
             self.made, self.curves = about["made"], about["curves"]
-            self.seconds = about["seconds"]
+            self.seconds, self.gigabytes = about["seconds"], about.get("gigabytes", 0.0)
             for key in file.files:
                 if key != "about":
                     kind, chain, name = key.split(":", 2)
@@ -185,6 +187,18 @@ class Predictions:
                         self.points[int(chain)] = (self.points[int(chain)] or {}) | {
                             name: file[key]
                         }
+
+
+def memory_in_use():
+    """Gigabytes of this process and its workers, shared pages counted once; NaN if not on Linux."""
+    total = 0
+    for pid in (os.getpid(), *(child.pid for child in multiprocessing.active_children())):
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:  # another system, or a worker that has just ended
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1e6 or float("nan")
 
 
 def saved(path):

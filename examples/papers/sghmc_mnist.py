@@ -33,6 +33,8 @@ METHODS = {
     "momentum": ("SGD with momentum", SGHMC, 0.0, {"learning_rate": 0.4e-5, **MOMENTUM}),
     "sgld": ("SGLD", SGLD, 1.0, {"learning_rate": 0.2e-4}),
     "sghmc": ("SGHMC", SGHMC, 1.0, {"learning_rate": 0.2e-5, **MOMENTUM}),
+    # Not in the paper, and not the posterior: λ = 1 as for the optimisers, and a tenth of the noise.
+    "cold": ("SGHMC, T = 0.1", SGHMC, 0.1, {"learning_rate": 0.2e-5, **MOMENTUM}),
 }
 SCORES = {"error": "test error, %", "log_loss": "log-loss", "ece": "calibration error, %"}
 FULL = {"method": list(METHODS), "passes": 800, "chains": 4, "cores": 4}
@@ -49,14 +51,14 @@ def digits(part):
     return images[16:].reshape(-1, 784).astype("f4") / 256, labels[8:].astype("i4")
 
 
-def network(images, labels, hidden, samples):
-    """Return the paper's model; optimisers have λ = 1."""
+def network(images, labels, hidden, has_precisions):
+    """Return the paper's model, or the one with λ = 1."""
     shapes = {"A": (hidden, 10), "B": (784, hidden), "a": 10, "b": hidden}
     with pm.Model() as model:
         x, y = pm.Data("x", images), pm.Data("y", labels)
         weights = {}
         for name in WEIGHTS:
-            lam = pm.Gamma(f"lambda_{name}", 1, 1) if samples else 1.0
+            lam = pm.Gamma(f"lambda_{name}", 1, 1) if has_precisions else 1.0
             weights[name] = pm.Normal(name, 0, tau=2 * lam, shape=shapes[name])  # ∝ exp(−λ‖W‖²)
         A, B, a, b = weights.values()
         pm.Categorical("digit", logit_p=pm.math.sigmoid(x @ B + b) @ A + a, observed=y)
@@ -93,10 +95,11 @@ class Experiment:
 
     def __init__(self, method, args, train, test):
         self.title, self.kind, temperature, settings = METHODS[method]
-        self.args, self.train, self.test, self.samples = args, train, test, temperature > 0
+        self.args, self.train, self.test = args, train, test
+        self.samples, self.has_precisions = temperature > 0, temperature == 1
         rate = settings["learning_rate"] * 50_000 / len(train[0])
         self.settings = {**settings, "learning_rate": rate, "temperature": temperature}
-        self.model = network(*train, args.hidden, self.samples)
+        self.model = network(*train, args.hidden, self.has_precisions)
         self.predict, self.score = predictor(self.model, test[0]), lambda p: score(test[1], p)
         self.path = args.folder / "runs" / f"{args.name}_{method}.npz"
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +116,7 @@ class Experiment:
         starts = [{k: r.normal(0, 0.1, point[k].shape).astype("f4") for k in WEIGHTS} for r in rngs]
         steps = [self.step()]
         self.notes = self.notes or times(steps[0], starts[0])
-        if self.samples:
+        if self.has_precisions:
             steps.append(GammaGibbs([self.model[name] for name in PRECISIONS], model=self.model))
         options = {"initvals": starts, "seed": args.seed, "cores": args.cores, "var_names": ["a"]}
         for passes in (args.passes // 2, args.passes) if args.quick else (args.passes,):
@@ -226,7 +229,7 @@ def picture(experiments, burn_in):
                 x, color = range(burn_in + 1, burn_in + 1 + len(y[0])), f"C{index}"
                 axis.plot(x, np.mean(y, 0), style, color=color, lw=1, label=f"{e.title}, {kind}")
                 axis.fill_between(x, np.min(y, 0), np.max(y, 0), color=color, alpha=0.2, lw=0)
-        for c, name in enumerate(PRECISIONS if e.samples else ()):
+        for c, name in enumerate(PRECISIONS if e.has_precisions else ()):
             y, label = [row[name] for row in curves[0]], f"$\\{name}$, {e.title}"
             look = {"color": f"C{c + 4}", "lw": 1, "ls": ":" if e.kind is SGLD else "-"}
             axes[2].semilogy(range(1, len(y) + 1), y, label=label, **look)

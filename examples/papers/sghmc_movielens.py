@@ -10,7 +10,6 @@ averages, are in ``folder``/runs, and a finished run goes on if ``--draws`` is l
 all runs that are there.
 """
 
-import resource
 import sys
 
 import common
@@ -220,11 +219,8 @@ def main():
         for method in args.method:
             run(method, fold, ratings, folds, args)
     runs = finished(args)
-    parent, workers = (
-        resource.getrusage(who).ru_maxrss / 1e6
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-    memory = f"Peak memory: {parent:.2f} GB in the parent, {workers:.2f} GB in the largest worker."
+    gigabytes = max(about.get("gigabytes", 0.0) for about in runs.values())
+    memory = f"Most memory of all processes together, looked at every minute: {gigabytes:.2f} GB."
     common.write(args.folder, args.name, [table(runs, args), memory], picture(runs, args))
     check(runs, ratings, folds)
 
