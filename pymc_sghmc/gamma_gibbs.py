@@ -5,7 +5,8 @@ An unknown λ > 0 whose full conditional is Gamma has, up to a constant,
     log p(λ | rest) = (a − 1) log λ − bλ        so that        λ ∂/∂λ log p(λ | rest) = (a − 1) − bλ
 
 is a straight line in λ. Two gradients give its shape a and rate b, a third one says whether it is
-straight. The gradient is the model's own: nothing is known here of priors and likelihoods.
+straight, and the density, there and at the draw, whether it is all of the law: bounds have no
+gradient. Both are the model's own: nothing is known here of priors and likelihoods.
 """
 
 import logging
@@ -13,17 +14,19 @@ import logging
 from dataclasses import field
 
 import numpy as np
+import pytensor.tensor as pt
 
 from pymc.exceptions import SamplingError
 from pymc.logprob.transforms import LogTransform
 from pymc.model import modelcontext
+from pymc.pytensorf import rewrite_pregrad
 from pymc.step_methods.compound import Competence, StepMethodState
 from pymc.step_methods.state import dataclass_state
 from pymc.util import get_random_generator
 from pytensor.graph.traversal import explicit_graph_inputs
 
 from pymc_sghmc.checks import continuous_variables
-from pymc_sghmc.compat import ChainSetup
+from pymc_sghmc.compat import ChainSetup, ancestors
 from pymc_sghmc.faults import SamplingStopped
 from pymc_sghmc.rows import minibatch_outputs
 from pymc_sghmc.shared_arrays import ByHandle
@@ -32,7 +35,8 @@ __all__ = ["GammaGibbs"]
 
 # Where the line is looked at, in units of the present value: two points, and a third to check it.
 FACTORS = ((0.4, 0.7), (1.5, 2.5), (4.0, 8.0))
-FAR = 100  # its points were this far from its mean: look again from there
+FAR = 100  # these were so far from the mean: look again from there
+LOOKS = 60
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +47,7 @@ class GammaGibbsState(StepMethodState):
 
     names: list = field(metadata={"frozen": True})
     n_draws: int
+    tune: bool
 
 
 class GammaGibbs(ByHandle, ChainSetup):
@@ -55,8 +60,8 @@ class GammaGibbs(ByHandle, ChainSetup):
     Chen et al. (2014) [1]_ alternate it with SGHMC for the precisions of Gaussian priors (their
     section 4 and Appendix H). Shape and rate come from the model itself, from two gradients for each
     unknown, so that any conjugate pair will do: precisions of normal priors and likelihoods, rates of
-    Poisson, exponential and Gamma ones, in any parametrisation. A third gradient checks, at every
-    draw, that the conditional is Gamma.
+    Poisson, exponential and Gamma ones, in any parametrisation. At every draw a third gradient and
+    the density check that the conditional is Gamma.
 
     Parameters
     ----------
@@ -79,12 +84,13 @@ class GammaGibbs(ByHandle, ChainSetup):
     ValueError
         If the full conditional of an unknown isn't Gamma, or depends on a minibatch: a Gibbs step
         reads all rows. Where this shows for some values of the other unknowns only, the chain stops
-        there with a ``SamplingError``.
+        there: with a ``SamplingError`` while tuning, later as at an interruption, with an error in the
+        log and the draws made so far, which then aren't draws of the posterior.
 
     Notes
     -----
-    Costs three gradients of the terms in which the unknown appears: no rows of the data for the
-    precision of a prior. For that of a likelihood it is three passes over all data, and `SGHMC`
+    Costs four gradients of the terms in which the unknown appears: no rows of the data for the
+    precision of a prior. For that of a likelihood it is four passes over all data, and `SGHMC`
     beside it takes plain minibatches, as control variates need a likelihood that only `SGHMC` moves:
     leave such a precision to `SGHMC`.
 
@@ -134,140 +140,180 @@ class GammaGibbs(ByHandle, ChainSetup):
         self.vars = continuous_variables(vars, model, type(self).__name__)
         self.names = [var.name for var in self.vars]
         self.blocked = blocked
-        self.is_log = [self._is_log(var, model) for var in self.vars]
-        self.gradients = [self._gradient(var, model, compile_kwargs) for var in self.vars]
+        self.conditionals = [_Conditional(var, model, compile_kwargs) for var in self.vars]
         self.begin_chain(get_random_generator(rng))
-        for point in _points_to_check(model, initial_point):
-            for index in range(len(self.vars)):
+        points = _points_to_check(model, initial_point)
+        for conditional in self.conditionals:
+            errors = []
+            for point in points:
                 try:
-                    self._conditional(index, point)
-                except _NotFinite:
-                    continue  # the chain may start elsewhere
+                    conditional.shape_and_rate(point)
+                except _NotFinite as error:
+                    errors.append(error)  # the chain may start elsewhere
                 except SamplingError as error:
                     raise ValueError(str(error)) from None
-
-    def _is_log(self, var, model) -> bool:
-        """Whether an unknown is sampled as its logarithm, or as it is."""
-        rv = model.values_to_rvs[var]
-        transform = model.rvs_to_transforms[rv]
-        if transform is not None and not isinstance(transform, LogTransform):
-            raise ValueError(
-                f"GammaGibbs(vars=...): {rv.name} has the transform {type(transform).__name__}, and "
-                "a Gamma-distributed unknown is any number above zero. Give it a Gamma prior, and "
-                "leave its transform as it is or set it to None; or sample it with another step."
-            )
-        return transform is not None
-
-    def _gradient(self, var, model, compile_kwargs):
-        """Compile the gradient of the log-density in one unknown, at a point."""
-        rv = model.values_to_rvs[var]
-        graph = model.dlogp([rv])
-        if minibatch_outputs([graph]):
-            raise ValueError(
-                f"GammaGibbs(vars=...): the full conditional of {rv.name} depends on data in a "
-                "pm.Minibatch, and a Gibbs step needs all rows. Put the data into the model as they "
-                "are, and pass batch_size to the step that samples the other unknowns."
-            )
-        inputs = list(dict.fromkeys([var, *explicit_graph_inputs([graph])]))
-        function = model.compile_fn(
-            graph, inputs=inputs, point_fn=False, on_unused_input="ignore", **(compile_kwargs or {})
-        )
-        return function, [value.name for value in inputs]
+            if len(errors) == len(points):
+                raise ValueError(str(errors[-1]))
 
     def begin_chain(self, rng):
         """Start a chain."""
         self.rng = rng
         self.n_draws = 0
+        self.tune = True
 
     def step(self, point):
         """Draw each unknown given all others, the ones just drawn included."""
         n, self.n_draws = self.n_draws, -1  # a state saved in the middle of a draw is of no draw
         point = dict(point)
-        for index, var in enumerate(self.vars):
+        for conditional in self.conditionals:
             try:
-                shape, rate = self._conditional(index, point)
+                point[conditional.name] = conditional.draw(point, self.rng)
             except SamplingError as error:
-                if n == 0:
+                if self.tune or n == 0:
                     raise
                 _log.error(f"GammaGibbs stopped at draw {n} of the chain: {error}")
                 raise SamplingStopped(str(error)) from None
-            # As a logarithm: a draw of small shape may be smaller than the smallest number. If
-            # G ~ Gamma(a + 1, 1) and W is uniform, G W^(1/a) ~ Gamma(a, 1).
-            uniform = 1 - self.rng.random(shape.shape)  # above zero
-            drawn = np.log(self.rng.gamma(shape + 1)) + np.log(uniform) / shape - np.log(rate)
-            if not self.is_log[index]:
-                drawn = np.exp(drawn)
-                drawn = np.maximum(drawn, np.finfo(var.dtype).tiny)
-            point[var.name] = np.asarray(drawn, dtype=var.dtype)
         self.n_draws = n + 1
         return point, [{}]
-
-    def _conditional(self, index, point):
-        """Shape and rate of the full conditional of an unknown, and the check that there are such."""
-        var, is_log = self.vars[index], self.is_log[index]
-        function, names = self.gradients[index]
-        at = np.asarray(point[var.name], dtype=float)
-        rng = np.random.default_rng(0)
-        factors = [rng.uniform(*bounds, size=at.shape) for bounds in FACTORS]
-        values = [point[name] for name in names]
-
-        def line(x):
-            """Return λ ∂/∂λ log p, and λ as the model has it, which may be rounded."""
-            values[0] = np.asarray(np.log(x) if is_log else x, dtype=var.dtype)
-            gradient = np.reshape(function(*values), at.shape).astype(float)
-            x = np.asarray(values[0], dtype=float)
-            # In log λ the density has the Jacobian λ, which adds 1 to the line.
-            return (gradient - 1, np.exp(x)) if is_log else (gradient * x, x)
-
-        with np.errstate(all="ignore"):
-            x = np.exp(at) if is_log else at
-            for _ in range(4):
-                (h1, x1), (h2, x2), (h3, x3) = (line(x * factor) for factor in factors)
-                rate = (h1 - h2) / (x2 - x1)
-                shape = 1 + h1 + rate * x1
-                mean = shape / rate
-                if not np.any((mean > FAR * x) | (mean < x / FAR)):
-                    break
-                x = np.where(mean > 0, mean, x)
-        if not ((x > 0).all() and all(np.isfinite(h).all() for h in (h1, h2, h3))):
-            raise _NotFinite(
-                f"GammaGibbs: {self._rv_name(index)} isn't above zero, or the gradient of the "
-                "log-density in it isn't finite. Check the model with model.debug(), or pass other "
-                "initvals to pm.sample."
-            )
-        tolerance = 1e-6 if var.dtype == "float64" else 1e-4
-        error = np.abs(shape - 1 - rate * x3 - h3)
-        straight = error <= tolerance * (1 + np.abs(shape) + np.abs(rate) * x3)
-        if not (straight & (shape > 0) & (rate > 0)).all():
-            raise SamplingError(self._refusal(index, straight.all(), shape, rate))
-        return shape, rate
-
-    def _rv_name(self, index) -> str:
-        name = self.names[index]
-        return name.removesuffix("_log__") if self.is_log[index] else name
-
-    def _refusal(self, index, is_straight, shape, rate) -> str:
-        name = self._rv_name(index)
-        if is_straight:
-            why = (
-                f"has shape {np.min(shape):.3g} and rate {np.min(rate):.3g}, and both must be above "
-                "zero. Give it a proper Gamma prior"
-            )
-        else:
-            why = (
-                "isn't a Gamma distribution, or its entries depend on each other. A precision needs a "
-                "Gamma prior and must multiply squares, a rate must multiply sums: "
-                'pm.Normal("x", 0, tau=lam) will do, pm.Normal("x", 0, sigma=lam) will not'
-            )
-        return (
-            f"GammaGibbs(vars=...): the full conditional of {name} {why}; or leave {name} to another "
-            "step, NUTS say."
-        )
 
     @staticmethod
     def competence(var, has_grad):
         """Never assigned to a variable by PyMC itself."""
         return Competence.INCOMPATIBLE
+
+
+class _Conditional:
+    """Full conditional of one unknown, by the density and the gradient of the terms that hold it."""
+
+    def __init__(self, var, model, compile_kwargs):
+        rv = model.values_to_rvs[var]
+        transform = model.rvs_to_transforms[rv]
+        self.name, self.rv_name, self.dtype = var.name, rv.name, var.dtype
+        self.is_log = isinstance(transform, LogTransform)
+        if transform is not None and not self.is_log:
+            raise ValueError(
+                f"GammaGibbs(vars=...): {rv.name} has the transform {type(transform).__name__}, and "
+                "a Gamma-distributed unknown is any number above zero. Give it a Gamma prior, and "
+                "leave its transform as it is or set it to None; or sample it with another step."
+            )
+        terms = [term.sum() for term in model.logp(sum=False) if var in ancestors([term])]
+        if minibatch_outputs(terms):
+            raise ValueError(
+                f"GammaGibbs(vars=...): the full conditional of {rv.name} depends on data in a "
+                "pm.Minibatch, and a Gibbs step needs all rows. Put the data into the model as they "
+                "are, and pass batch_size to the step that samples the other unknowns."
+            )
+        logp = rewrite_pregrad(sum(terms))
+        outputs = [logp, pt.grad(logp, var)]
+        others = [v for v in explicit_graph_inputs(outputs) if v is not var]
+        self.others = [other.name for other in others]
+        self.function = model.compile_fn(
+            outputs, inputs=[var, *others], point_fn=False, **(compile_kwargs or {})
+        )
+        # Numbers to look at, and to draw, that leave room for their squares and ratios
+        info = np.finfo(var.dtype)
+        self.smallest, self.largest = 1e3 * float(info.tiny), 1e-3 * float(info.max)
+        self.tolerance = 1e-6 if var.dtype == "float64" else 1e-4
+
+    def draw(self, point, rng):
+        """Draw the unknown, as the model has it."""
+        shape, rate, start = self.shape_and_rate(point)
+        # As a logarithm: a draw of small shape may be smaller than the smallest number. If
+        # G ~ Gamma(a + 1, 1) and W is uniform, G W^(1/a) ~ Gamma(a, 1).
+        uniform = 1 - rng.random(shape.shape)  # above zero
+        log = np.log(rng.gamma(shape + 1)) + np.log(uniform) / shape - np.log(rate)
+        drawn = np.exp(np.clip(log, np.log(self.smallest), np.log(self.largest)))
+        if not self._is_gamma(shape, rate, start, self._look(drawn, point)):
+            raise SamplingError(self._refusal())
+        return self._value(drawn)
+
+    def shape_and_rate(self, point):
+        """Shape and rate, and a place where the density is known; an error if there are no such."""
+        at = np.asarray(point[self.name], dtype=float)
+        if not (self.is_log or (at > 0).all()):
+            raise _NotFinite(
+                f"GammaGibbs: {self.rv_name} isn't above zero. Pass other initvals to pm.sample, or "
+                f"leave {self.rv_name} to another step."
+            )
+        rng = np.random.default_rng(0)
+        factors = [rng.uniform(*bounds, size=at.shape) for bounds in FACTORS]
+        with np.errstate(all="ignore"):
+            present = x = self._in_range(np.exp(at) if self.is_log else at)
+            for _ in range(LOOKS):
+                looks = [self._look(x * factor, point) for factor in factors]
+                (_, h1, x1), (_, h2, x2), (_, h3, x3) = looks
+                rate = (h1 - h2) / (x2 - x1)
+                shape = 1 + h1 + rate * x1
+                # Far from its mean a − 1 is lost beside bλ, or bλ beside a − 1.
+                mean = np.select(
+                    [(rate > 0) & (shape > 0), rate > 0], [shape / rate, 1 / rate], np.inf
+                )
+                nearer = self._in_range(np.minimum(mean, 1e12 * x))
+                if not np.any((nearer > FAR * x) | (nearer < x / FAR)):
+                    break
+                x = nearer
+            if not _are_finite(looks):
+                if _are_finite([self._look(present, point)]):
+                    raise SamplingError(self._refusal())
+                raise _NotFinite(
+                    f"GammaGibbs: the log-density, or its gradient in {self.rv_name}, isn't finite. "
+                    "Check the model with model.debug(), or pass other initvals to pm.sample."
+                )
+            error = np.abs(shape - 1 - rate * x3 - h3)
+            straight = error <= self.tolerance * (1 + np.abs(shape) + np.abs(rate) * x3)
+            if not (straight.all() and self._is_gamma(shape, rate, looks[0], looks[2])):
+                raise SamplingError(self._refusal())
+            proper = (shape > 0) & (rate > 0)
+            if not proper.all():
+                worst = np.unravel_index(np.argmin(proper), proper.shape)
+                raise SamplingError(self._refusal(shape[worst], rate[worst]))
+        return shape, rate, looks[0]
+
+    def _look(self, x, point):
+        """Return log p, λ ∂/∂λ log p, and λ as the model has it, which may be rounded."""
+        value = self._value(x)
+        logp, gradient = self.function(value, *(point[name] for name in self.others))
+        value, gradient = value.astype(float), np.reshape(gradient, np.shape(x)).astype(float)
+        if self.is_log:  # the density of log λ has the Jacobian λ, too
+            return float(logp) - value.sum(), gradient - 1, np.exp(value)
+        return float(logp), gradient * value, value
+
+    def _is_gamma(self, shape, rate, one, other) -> bool:
+        """Whether the density changes from one place to another as a Gamma density does."""
+        (p1, _, x1), (p2, _, x2) = one, other
+        powers, exponents = (shape - 1) * np.log(x2 / x1), rate * (x2 - x1)
+        size = 1 + abs(p1) + abs(p2) + np.abs(powers).sum() + np.abs(exponents).sum()
+        error = abs(p2 - p1 - (powers - exponents).sum())
+        return bool(np.isfinite(error) and error <= self.tolerance * size)
+
+    def _value(self, x):
+        """Return λ as the model has it."""
+        return np.asarray(np.log(x) if self.is_log else x, dtype=self.dtype)
+
+    def _in_range(self, x):
+        return np.clip(x, self.smallest, self.largest)
+
+    def _refusal(self, shape=None, rate=None) -> str:
+        if shape is not None:
+            why = (
+                f"has shape {shape:.3g} and rate {rate:.3g}, and both must be above zero. Give it a "
+                "proper Gamma prior"
+            )
+        else:
+            why = (
+                "isn't a Gamma distribution, or has other bounds, or its entries depend on each "
+                "other. A precision needs a Gamma prior and must multiply squares, a rate must "
+                'multiply sums: pm.Normal("x", 0, tau=lam) will do, pm.Normal("x", 0, sigma=lam) '
+                "will not"
+            )
+        return (
+            f"GammaGibbs(vars=...): the full conditional of {self.rv_name} {why}; or leave "
+            f"{self.rv_name} to another step, NUTS say."
+        )
+
+
+def _are_finite(looks) -> bool:
+    return all(np.isfinite(logp) and np.isfinite(line).all() for logp, line, _ in looks)
 
 
 def _points_to_check(model, initial_point):

@@ -136,7 +136,9 @@ class MinibatchGradient(NoisyGradient):
         # The unknowns that other steps sample
         given = [v for v in model.value_vars if v not in set(variables)]
         self.given_types = [(v.name, v.dtype) for v in given]
-        self.likelihood_needs_others = not set(given).isdisjoint(ancestors(likelihoods))
+        needed = set(ancestors(likelihoods))
+        self.needed_by_likelihood = [v.name for v in given if v in needed]
+        self.likelihood_needs_others = bool(self.needed_by_likelihood)
 
         logp = rewrite_pregrad(logp)
         grads = pt.grad(logp, variables, disconnected_inputs="ignore")

@@ -196,10 +196,11 @@ class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
                 stacklevel=3,
             )
         if blocked and data is not None and self.gradient.likelihood_needs_others:
+            needed = ", ".join(self.gradient.needed_by_likelihood)
             warnings.warn(
-                f"{type(self).__name__}(data=...) leaves {others} to other steps, which see only the "
-                "few rows that the model itself holds, and would give a wrong posterior: sample all "
-                "unknowns of the likelihood by stochastic-gradient steps with the same data.",
+                f"{type(self).__name__}(data=...) leaves {needed} to other steps. These see only the "
+                "rows that the model itself holds, and make the posterior wrong, unless they are "
+                "stochastic-gradient steps with the same data.",
                 UserWarning,
                 stacklevel=3,
             )

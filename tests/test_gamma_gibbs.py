@@ -96,6 +96,10 @@ CASES = [
 ]
 
 
+def shape_and_rate(step, point):
+    return step.conditionals[0].shape_and_rate(point)[:2]
+
+
 def built(case, **kwargs):
     """Return a step, a point, shape and rate of a case."""
     with pm.Model() as model:
@@ -108,7 +112,7 @@ def built(case, **kwargs):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_shape_and_rate_are_those_of_the_closed_form(case, transform):
     step, point, shape, rate = built(case, **transform)
-    found_shape, found_rate = step._conditional(0, point)
+    found_shape, found_rate = shape_and_rate(step, point)
     np.testing.assert_allclose(found_shape, shape, rtol=1e-9)
     np.testing.assert_allclose(found_rate, rate, rtol=1e-9)
 
@@ -117,7 +121,7 @@ def test_shape_and_rate_are_those_of_the_closed_form(case, transform):
 def test_a_start_far_away_costs_no_digits(start):
     step, point, shape, rate = built(prior_precision)
     point["lam_log__"] = np.array(np.log(start))
-    found_shape, found_rate = step._conditional(0, point)
+    found_shape, found_rate = shape_and_rate(step, point)
     np.testing.assert_allclose([found_shape, found_rate], [shape, rate], rtol=1e-9)
 
 
@@ -125,7 +129,7 @@ def test_single_precision_models_are_right_to_single_precision():
     with pytensor.config.change_flags(floatX="float32"):
         step, point, shape, rate = built(precision_of_each_row)
     point = {name: np.asarray(value, dtype="float32") for name, value in point.items()}
-    found_shape, found_rate = step._conditional(0, point)
+    found_shape, found_rate = shape_and_rate(step, point)
     np.testing.assert_allclose(found_shape, shape, rtol=1e-5)
     np.testing.assert_allclose(found_rate, rate, rtol=1e-5)
     [drawn] = [step.step(point)[0]["lam_log__"]]
@@ -182,6 +186,16 @@ def test_unknowns_are_drawn_one_after_another_given_the_new_ones():
     assert [var.name for var in model.value_vars] == step.names
 
 
+def test_arguments_reach_their_places():
+    with pm.Model() as model:
+        lam = pm.Gamma("lam", 1.0, 1.0)
+        pm.Normal("x", 0.0, tau=pt.switch(lam > 100, lam**2, lam), observed=X)
+    step = GammaGibbs([lam], model=model, compile_kwargs={**FAST, "name": "mine"})
+    assert step.conditionals[0].function.name == "mine"
+    with pytest.raises(ValueError, match="isn't a Gamma distribution"):
+        GammaGibbs([lam], model=model, compile_kwargs=FAST, initial_point={"lam_log__": 6.0})
+
+
 def test_data_set_later_are_seen():
     with pm.Model() as model:
         lam = pm.Gamma("lam", 1.0, 1.0)
@@ -189,7 +203,7 @@ def test_data_set_later_are_seen():
         pm.Normal("y", 0.0, tau=lam, observed=data)
         step = GammaGibbs([lam], compile_kwargs=FAST)
         pm.set_data({"Y": 2 * Y[:5]})
-    shape, rate = step._conditional(0, model.initial_point())
+    shape, rate = shape_and_rate(step, model.initial_point())
     np.testing.assert_allclose(
         [shape, rate], [1 + Y[:5].size / 2, 1 + (2 * Y[:5] ** 2).sum()], rtol=1e-9
     )
@@ -225,6 +239,19 @@ REFUSED = {
         "lam has the transform Interval",
     ),
     "discrete": (lambda: pm.Poisson("lam", 3), "lam is discrete"),
+    "probability": (
+        lambda: pm.Bernoulli("y", p=gamma_prior(initval=0.5), observed=[1, 1, 1]),
+        "has other bounds",
+    ),
+    "cut": (
+        lambda: pm.Potential("p", pt.switch(gamma_prior(initval=0.5) < 1, 0.0, -np.inf)),
+        "has other bounds",
+    ),
+    "bound_of_another": (
+        lambda: pm.Uniform("x", 0, gamma_prior(), default_transform=None),
+        "has other bounds",
+    ),
+    "normal": (lambda: pm.Normal("lam", shape=3), "lam isn't above zero"),
     "minibatch": (
         lambda: pm.Normal(
             "y",
@@ -245,7 +272,7 @@ def test_other_conditionals_are_refused_in_words(what):
         make()
         with pytest.raises(ValueError, match=words) as error:
             GammaGibbs([model["lam"]], compile_kwargs=FAST)
-    assert str(error.value).startswith("GammaGibbs(vars=...): ")
+    assert str(error.value).startswith("GammaGibbs")
 
 
 def test_every_case_that_is_taken_is_close_to_one_that_is_refused():
@@ -259,6 +286,55 @@ def test_every_case_that_is_taken_is_close_to_one_that_is_refused():
                     GammaGibbs([lam], compile_kwargs=FAST)
             else:
                 GammaGibbs([lam], compile_kwargs=FAST)
+
+
+def test_bounds_far_away_are_seen_where_a_draw_crosses_them():
+    with pm.Model() as model:
+        z = pm.Normal("z", initval=-1.0)
+        lam = pm.Gamma("lam", 0.2, 1.0)
+        pm.Potential("far", pt.switch((z > 0) & (lam > 0.5), -np.inf, 0.0))
+        step = GammaGibbs([lam], compile_kwargs=FAST)
+    point = model.initial_point() | {"lam_log__": np.array(np.log(0.05))}
+    for z, refused in ((-1.0, False), (1.0, True)):
+        point["z"] = np.array(z)
+        assert shape_and_rate(step, point) == (pytest.approx(0.2), pytest.approx(1.0))
+        step.begin_chain(np.random.default_rng(0))
+        try:
+            for _ in range(200):  # 12 % of the draws are above
+                step.step(point)
+        except SamplingError as error:
+            assert refused and "has other bounds" in str(error)
+        else:
+            assert not refused
+
+
+def test_a_chain_goes_on_from_draws_of_any_size():
+    """Vague priors of groups without data: most draws are smaller than any number."""
+    with pm.Model() as model:
+        lam = pm.Gamma("lam", 2.0**-10, 2.0**-10, shape=50)
+        step = GammaGibbs([lam], compile_kwargs=FAST)
+    point = model.initial_point()
+    step.begin_chain(np.random.default_rng(0))
+    for _ in range(20):
+        point, _ = step.step(point)
+    np.testing.assert_allclose(shape_and_rate(step, point), np.full((2, 50), 2.0**-10), rtol=1e-6)
+    logs = point["lam_log__"]
+    exact = stats.loggamma(2.0**-10, np.log(2.0**10))
+    low = np.log(1e4 * np.finfo(float).tiny)  # what is smaller is drawn as the smallest number
+    assert abs((logs < low).mean() - exact.cdf(low)) < 5 * np.sqrt(0.25 / 50)
+
+
+@pytest.mark.parametrize("floatX", ["float64", "float32"])
+@pytest.mark.parametrize("scale", [1e-4, 1e4])
+def test_the_scale_of_the_unknowns_does_not_matter(scale, floatX):
+    x = scale * RNG.normal(size=1000)
+    with pytensor.config.change_flags(floatX=floatX), pm.Model() as model:
+        lam = pm.Gamma("lam", 1.0, 2.0**-20)
+        pm.Normal("x", 0.0, tau=lam, observed=x)
+        step = GammaGibbs([lam], compile_kwargs=FAST)
+    point = {name: np.asarray(value, dtype=floatX) for name, value in model.initial_point().items()}
+    exact = 501, 2.0**-20 + (x**2).sum() / 2
+    np.testing.assert_allclose(shape_and_rate(step, point), exact, rtol=1e-4)
 
 
 def conditional_that_changes():
@@ -278,6 +354,12 @@ def test_a_conditional_that_stops_being_gamma_stops_the_chain(caplog):
         step.step(bad)
     step.begin_chain(np.random.default_rng(0))
     step.step(point)
+    with pytest.raises(SamplingError) as error:  # while tuning
+        step.step(bad)
+    assert not isinstance(error.value, SamplingStopped)
+    step.begin_chain(np.random.default_rng(0))
+    step.step(point)
+    step.stop_tuning()
     with pytest.raises(SamplingStopped), caplog.at_level("ERROR"):  # draws are kept
         step.step(bad)
     assert "GammaGibbs stopped at draw 1 of the chain" in caplog.text
@@ -285,7 +367,7 @@ def test_a_conditional_that_stops_being_gamma_stops_the_chain(caplog):
 
 def test_a_gradient_that_is_not_finite_is_named():
     step, point, *_ = built(prior_precision)
-    with pytest.raises(SamplingError, match="lam isn't above zero, or the gradient"):
+    with pytest.raises(SamplingError, match="its gradient in lam, isn't finite"):
         step.step(point | {"x": np.full(X.shape, np.nan)})
 
 

@@ -1,6 +1,5 @@
 """The papers' experiments: each runs with --quick, and killed runs go on where they were."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import pymc as pm
 import pytest
 
 from conftest import ROOT
+from scipy import stats
 
 PAPERS = ROOT / "examples/papers"
 sys.path.insert(0, str(PAPERS))
@@ -97,6 +97,7 @@ def test_a_killed_run_goes_on_from_what_it_has_saved(common, tmp_path):
             killed(None, draw(common, chain, index))
     again = averages(common, path)
     assert again.made == [7, 5] and not again.is_finished
+    assert again.curves == killed.curves and again.seconds == killed.seconds > 0
     assert [float(point["x"]) for point in again.points] == [7.0, 15.0]
     # pm.sample gives both chains as many draws as the slower one needs: one makes two too many
     for chain, made in ((0, 7), (1, 5)):
@@ -111,16 +112,16 @@ def test_a_killed_run_goes_on_from_what_it_has_saved(common, tmp_path):
     assert longer.made == [10, 10] and not longer.is_finished
 
 
-def test_a_run_with_other_settings_begins_anew(common, tmp_path):
+def test_a_run_with_other_settings_is_not_overwritten(common, tmp_path):
     path = tmp_path / "run.npz"
-    first = averages(common, path, save_seconds=-1)
-    first(None, draw(common, 0, 0))
-    assert averages(common, path).made == [1, 0]
-    assert averages(common, path, settings={"learning_rate": 0.1}).made == [0, 0]
-    assert json.loads(json.dumps(first.settings)) == common.saved(path)["settings"]
+    settings = {"learning_rate": 0.4e-6 * 4, "shape": (1, 2)}
+    averages(common, path, settings, save_seconds=-1)(None, draw(common, 0, 0))
+    assert averages(common, path, settings).made == [1, 0]
+    with pytest.raises(SystemExit, match="other settings"):
+        averages(common, path, settings | {"learning_rate": 0.1})
 
 
-def test_sampling_goes_on_with_the_draws_that_are_owed(common, tmp_path):
+def test_sampling_goes_on_with_the_draws_that_are_owed(common, tmp_path, monkeypatch):
     with pm.Model() as model:
         x = pm.Gamma("x", 2.0, 2.0)
         step = pm.Metropolis([x])
@@ -136,6 +137,14 @@ def test_sampling_goes_on_with_the_draws_that_are_owed(common, tmp_path):
             burn_in=0,
         )
 
+    starts, seeds, sample = [], [], pm.sample
+
+    def spy(*args, initvals, random_seed, **kwargs):
+        starts.append(initvals[0])
+        seeds.append(random_seed)
+        return sample(*args, initvals=initvals, random_seed=random_seed, **kwargs)
+
+    monkeypatch.setattr(pm, "sample", spy)
     options = {"initvals": [{"x": 1.5}], "var_names": ["x"], "progressbar": False, "cores": 1}
     parts = []
     for draws in (3, 8):
@@ -143,6 +152,8 @@ def test_sampling_goes_on_with_the_draws_that_are_owed(common, tmp_path):
         idata = common.sample(model, step, done, seed=1, **options)
         parts.append(idata.posterior["x"].values[0])
     assert [len(part) for part in parts] == [3, 5]
+    assert starts[0] == {"x": 1.5} and np.exp(starts[1]["x_log__"]) == pytest.approx(parts[0][-1])
+    assert seeds[0] != seeds[1]
     np.testing.assert_allclose(done.mean(), np.concatenate(parts).mean())
     assert common.sample(model, step, predictions(8), seed=1, **options) is None
 
@@ -159,3 +170,24 @@ def test_ratings_are_read_from_grouplens_own_file(tmp_path):
     assert len(folds) == 3 and folds.max() < movielens.N_FOLDS
     assert movielens.mean_of_each_movie(ratings, ratings).tolist() == [4.5, 3.0, 4.5]
     assert movielens.rmse(np.array([9.0, 3.0, 4.0]), ratings) == 0  # kept within 1 to 5
+
+
+def test_the_factorisation_is_the_papers_and_its_predictions_are_its_means():
+    import movielens
+
+    rng = np.random.default_rng(0)
+    user, movie = rng.integers(4, size=30), rng.integers(3, size=30)
+    ratings = movielens.Ratings(user, movie, rng.integers(1, 6, size=30).astype(float))
+    model = movielens.factorisation(ratings, 4, 3, rank=2)
+    point = movielens.start(model, rng, scale=1.0)
+    precisions = {"lam_U": 0.5, "lam_V": 2.0, "lam_a": 3.0, "lam_b": 0.7, "tau": 1.3}
+    predicted = movielens.predictor(ratings, ratings.rating.mean())(point)
+    exact = sum(stats.gamma(1).logpdf(lam) + np.log(lam) for lam in precisions.values())
+    for name in movielens.NAMES:
+        sd = precisions[f"lam_{name}"] ** -0.5
+        exact += stats.norm(0, sd).logpdf(point[name]).sum()
+    exact += stats.norm(predicted, precisions["tau"] ** -0.5).logpdf(ratings.rating).sum()
+    logs = {f"{name}_log__": np.log(lam) for name, lam in precisions.items()}
+    assert model.compile_logp()(point | logs) == pytest.approx(exact)
+    fixed = movielens.factorisation(ratings, 4, 3, 2, precisions)
+    assert [rv.name for rv in fixed.free_RVs] == list(movielens.NAMES)

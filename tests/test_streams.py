@@ -682,3 +682,20 @@ def test_check_of_sizes_in_loaders():
                 loader({"y": np.zeros(3)}, **{name: 0})
     assert loaders.__doc__.count("``blocks(rng)``") == 1
     assert issubclass(sources.StreamFault, ValueError)
+
+
+def test_other_steps_that_would_see_placeholders_only_are_warned_of(rows, recwarn):
+    with pm.Model() as model:
+        lam = pm.Gamma("lam", 1, 1)
+        beta = pm.Normal("beta", 0, tau=lam, shape=D)
+        tau = pm.Gamma("tau", 1, 1)
+        mean = pm.Data("X", rows["X"][:6]) @ beta
+        pm.Normal("likelihood", mean, tau=tau, observed=pm.Data("y", rows["y"][:6]))
+    settings = {"batch_size": 10, "data": rows, "learning_rate": 1e-4, "model": model}
+    settings |= {"gradient": "plain", "compile_kwargs": FAST}
+    with pytest.warns(UserWarning, match=r"leaves tau_log__ to other steps\. These see only"):
+        SGLD([beta], **settings)
+    recwarn.clear()
+    SGLD([beta, tau], **settings)  # lam is left, but no row depends on it
+    SGLD([beta, tau, lam], **settings, blocked=False)
+    assert not recwarn.list

@@ -63,6 +63,7 @@ class Draw(NamedTuple):
     chain: int
     draw_idx: int
     point: dict
+    stats: list = ()
 
 
 class Predictions:
@@ -76,13 +77,13 @@ class Predictions:
     path : Path
         The file, ``.npz``.
     settings : dict
-        Of the experiment: a file of other settings isn't used.
+        Of the experiment, as JSON has them: a file of other settings ends the script.
     predict : callable
         From a point, a dict of unconstrained values, to an array of predictions.
     score : callable
         From the mean of predictions to a dict of numbers.
     watch : callable
-        From a point to a dict of numbers that the curves keep, too.
+        From a draw, with its ``point`` and ``stats``, to a dict of numbers that the curves keep, too.
     chains, draws, burn_in : int
         The first ``burn_in`` of ``draws`` draws of each chain are not averaged.
     curve_every : int
@@ -102,10 +103,10 @@ class Predictions:
         draws,
         burn_in,
         curve_every=1,
-        watch=lambda point: {},
+        watch=lambda draw: {},
         save_seconds=60,
     ):
-        self.path, self.settings = path, settings
+        self.path, self.settings = path, json.loads(json.dumps(settings))
         self.predict, self.score, self.watch = predict, score, watch
         self.chains, self.draws, self.burn_in = chains, draws, burn_in
         self.curve_every, self.save_seconds = curve_every, save_seconds
@@ -126,7 +127,11 @@ class Predictions:
 
     def mean(self, chains=None):
         """Mean prediction of some chains, all by default, over the draws after burn-in."""
-        chains = [c for c in chains or range(self.chains) if self.made[c] > self.burn_in]
+        chains = [
+            c
+            for c in (range(self.chains) if chains is None else chains)
+            if self.made[c] > self.burn_in
+        ]
         total = sum(self.made[c] - self.burn_in for c in chains)
         return sum(self.sums[c] for c in chains) / total if chains else None
 
@@ -140,7 +145,7 @@ class Predictions:
         if made > self.burn_in:
             self.sums[chain] = self.sums[chain] + prediction
         if made % self.curve_every == 0 or made == self.draws:
-            row = {"draw": made, **self.watch(draw.point)}
+            row = {"draw": made, "all_draws": sum(self.made), **self.watch(draw)}
             row |= {f"draw_{key}": value for key, value in self.score(prediction).items()}
             if made > self.burn_in:
                 row |= self.score(self.mean([chain]))
@@ -164,7 +169,7 @@ class Predictions:
             for name, value in part.items()
         }
         about = {"settings": self.settings, "made": self.made, "curves": self.curves}
-        self.gigabytes = max(self.gigabytes, memory_in_use())
+        self.gigabytes = float(np.fmax(self.gigabytes, memory_in_use()))
         about |= {"seconds": self.seconds, "gigabytes": self.gigabytes}
         about["together"] = self.score(self.mean()) if max(self.made) > self.burn_in else {}
         new = self.path.with_suffix(".new.npz")
@@ -174,7 +179,10 @@ class Predictions:
     def _load(self):
         about = saved(self.path)
         if about["settings"] != self.settings:
-            return
+            sys.exit(
+                f"{self.path} is of a run with other settings, {about['settings']}, not "
+                f"{self.settings}. Move it away, or choose another folder."
+            )
         with np.load(self.path, allow_pickle=False) as file:
             self.made, self.curves = about["made"], about["curves"]
             self.seconds, self.gigabytes = about["seconds"], about.get("gigabytes", 0.0)
@@ -225,12 +233,13 @@ def sample(model, step, predictions, *, initvals, seed, var_names, tune=0, **kwa
             initvals=starts,
             callback=predictions,
             var_names=var_names,
-            random_seed=seed * 1_000_003 + first,  # another one after a kill
+            random_seed=seed * 1_000_003 + sum(predictions.made),  # another one after a kill
             compute_convergence_checks=False,
             **kwargs,
         )
     if not predictions.is_finished:
-        sys.exit("Sampling was interrupted. The same command goes on from here.")
+        predictions.save()
+        sys.exit("Sampling has ended early. The same command goes on from here.")
     return idata
 
 

@@ -85,8 +85,9 @@ def score(labels, p):
     }
 
 
-def precisions(point):
+def precisions(draw):
     """Return λ, which PyMC samples as its logarithm; optimisers have none."""
+    point = draw.point
     return {n: float(np.exp(point[f"{n}_log__"])) for n in PRECISIONS if f"{n}_log__" in point}
 
 

@@ -1,13 +1,13 @@
 """Table 1 of the SGHMC paper: Bayesian matrix factorisation of a million film ratings.
 
     python examples/papers/sghmc_movielens.py [folder] [--method SGHMC ...] [--fold 0 ...]
-        [--draws 60] [--chains 4] [--ratings ml-1m/ratings.dat] [--quick]
+        [--draws 40] [--chains 4] [--ratings ml-1m/ratings.dat] [--quick]
 
 Chen, Fox & Guestrin (2014), section 4.3 and appendix H.2: rank 20, minibatches of 4,000 ratings, a
 Gibbs step for the precisions after every 2,000 steps, five folds. Predictions are averaged as draws
 arrive: 200,000 unknowns a draw aren't stored. What each run needs to go on after a kill, and its
-averages, are in ``folder``/runs, and a finished run goes on if ``--draws`` is larger; the table is made of
-all runs that are there.
+averages, are in ``folder``/runs, and a finished run goes on if ``--draws`` is larger; the table is
+made of all finished runs that are there.
 """
 
 import sys
@@ -42,11 +42,17 @@ PAPER = {
 PRECISIONS = {"lam_a": 8.0, "lam_b": 3.0, "tau": 1.6}  # of the optimisers, near the posterior's
 
 
+def is_optimiser(method):
+    return "temperature" in METHODS[method][1]
+
+
 def settings_of(method, args, fold):
     """Return what a run of other settings can't go on with."""
     shared = {"fold": fold, "rank": args.rank, "seed": args.seed, "chains": args.chains}
     more = {"n_steps": args.n_steps, "burn_in": args.burn_in}
-    if "temperature" in METHODS[method][1]:
+    if args.ratings:
+        more["ratings"] = args.ratings
+    if is_optimiser(method):
         more["precision"] = args.precision
     return {"method": method, **METHODS[method][1], **shared, **more}
 
@@ -58,7 +64,6 @@ def run_path(args, method, fold):
 def run(method, fold, ratings, folds, args):
     """Sample one fold, or go on with it, and return its predictions."""
     sampler, settings = METHODS[method]
-    is_optimiser = "temperature" in settings
     train, test = ratings.where(folds != fold), ratings.where(folds == fold)
     fixed = {"lam_U": args.precision, "lam_V": args.precision, **PRECISIONS}
     n_users, n_movies = int(ratings.user.max()) + 1, int(ratings.movie.max()) + 1
@@ -69,18 +74,18 @@ def run(method, fold, ratings, folds, args):
         settings_of(method, args, fold),
         movielens.predictor(test, train.rating.mean()),
         lambda prediction: {"rmse": movielens.rmse(prediction, test)},
-        chains=1 if is_optimiser else args.chains,
-        draws=args.burn_in + 1 if is_optimiser else args.draws,
+        chains=1 if is_optimiser(method) else args.chains,
+        draws=args.burn_in + 1 if is_optimiser(method) else args.draws,
         burn_in=args.burn_in,
-        watch=lambda point: {
-            name: float(np.exp(value)) for name, value in point.items() if name.endswith("_log__")
+        watch=lambda draw: {
+            name: float(np.exp(x)) for name, x in draw.point.items() if name.endswith("_log__")
         },
     )
     if predictions.is_finished:
         return predictions
     print(f"{method}, fold {fold}", flush=True)
     model = movielens.factorisation(
-        train, n_users, n_movies, args.rank, fixed if is_optimiser else None
+        train, n_users, n_movies, args.rank, fixed if is_optimiser(method) else None
     )
     with model:
         step = sampler(
@@ -92,7 +97,7 @@ def run(method, fold, ratings, folds, args):
             **settings,
         )
         steps = [step]
-        precisions = [] if is_optimiser else [*(f"lam_{name}" for name in NAMES), "tau"]
+        precisions = [] if is_optimiser(method) else [*(f"lam_{name}" for name in NAMES), "tau"]
         if precisions:
             steps.append(GammaGibbs([model[name] for name in precisions]))
     rng = np.random.default_rng([args.seed, fold])
@@ -109,14 +114,18 @@ def run(method, fold, ratings, folds, args):
 
 
 def finished(args):
-    """Return the runs with these settings that are there, by method and fold."""
+    """Return the finished runs with these settings, by method and fold."""
     found = {}
     for method in METHODS:
         for fold in range(movielens.N_FOLDS):
             path = run_path(args, method, fold)
             if path.exists():
                 about = common.saved(path)
-                if about["settings"] == settings_of(method, args, fold):
+                needed = args.burn_in + 1 if is_optimiser(method) else args.draws
+                if (
+                    about["settings"] == settings_of(method, args, fold)
+                    and min(about["made"]) >= needed
+                ):
                     found[method, fold] = about
     return found
 
@@ -159,7 +168,8 @@ def trend(runs, args):
     for (method, fold), about in runs.items():
         if fold == 0 and about["settings"].get("temperature") != 0:
             rows = [row for row in about["curves"][-1] if "all_rmse" in row]
-            steps = [row["draw"] * args.n_steps * len(about["curves"]) for row in rows]
+            chains = len(about["curves"])
+            steps = [row.get("all_draws", row["draw"] * chains) * args.n_steps for row in rows]
             curves[method] = steps, [row["all_rmse"] for row in rows]
     return curves
 
@@ -197,7 +207,7 @@ def main():
     parser = common.parser(__doc__)
     parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--fold", nargs="+", type=int, default=list(range(movielens.N_FOLDS)))
-    parser.add_argument("--draws", type=int, default=60, help="of each chain, burn-in included")
+    parser.add_argument("--draws", type=int, default=40, help="of each chain, burn-in included")
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--cores", type=int)
     parser.add_argument("--ratings", help="GroupLens's ratings.dat; default: the shared file")
@@ -215,6 +225,8 @@ def main():
         args.method, args.fold = ["SGD with momentum", "SGHMC"], [0]
         few = ratings.user < 1000
         ratings, folds = ratings.where(few), folds[few]
+    if args.draws <= args.burn_in:
+        parser.error(f"--draws must be above {args.burn_in}, the draws of burn-in")
     for fold in args.fold:
         for method in args.method:
             run(method, fold, ratings, folds, args)
