@@ -223,7 +223,8 @@ def picture(experiments, burn_in):
     figure, axes = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
     kinds = [("draw_", "-", "present weights"), ("", "--", "average of iterates")]
     for index, e in enumerate(experiments):
-        curves = e.predictions.curves
+        n = min(e.predictions.made)  # a run that is longer may have been killed
+        curves = [curve[:n] for curve in e.predictions.curves]
         for prefix, style, kind in [("", "-", "average of draws")] if e.samples else kinds:
             for axis, key in zip(axes, ("error", "log_loss"), strict=False):
                 y = [[row[prefix + key] for row in curve[burn_in:]] for curve in curves]

@@ -233,7 +233,13 @@ def main():
     runs = finished(args)
     gigabytes = max(about.get("gigabytes", 0.0) for about in runs.values())
     memory = f"Most memory of all processes together, looked at every minute: {gigabytes:.2f} GB."
-    common.write(args.folder, args.name, [table(runs, args), memory], picture(runs, args))
+    text = (
+        f"Rank {args.rank}, {args.batch_size:,} ratings in a minibatch, a draw after each "
+        f"{args.n_steps:,} steps, the first {args.burn_in} of each chain dropped. RMSE: of predictions "
+        "averaged over the draws of all chains; of the optimisers, by their last point. Seconds are of "
+        "a machine that may have been busy with other work."
+    )
+    common.write(args.folder, args.name, [table(runs, args), text, memory], picture(runs, args))
     check(runs, ratings, folds)
 
 
