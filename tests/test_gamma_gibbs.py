@@ -247,6 +247,10 @@ REFUSED = {
         lambda: pm.Potential("p", pt.switch(gamma_prior(initval=0.5) < 1, 0.0, -np.inf)),
         "has other bounds",
     ),
+    "jump": (
+        lambda: pm.Potential("p", pt.switch(gamma_prior() < 1, 0.0, -5.0)),
+        "has other bounds",
+    ),
     "bound_of_another": (
         lambda: pm.Uniform("x", 0, gamma_prior(), default_transform=None),
         "has other bounds",
