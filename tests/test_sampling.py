@@ -438,7 +438,8 @@ def test_interruption_returns_what_was_sampled(cores, tmp_path):
     script = tmp_path / "run.py"
     script.write_text(
         textwrap.dedent(f"""
-        import sys
+        import signal, sys
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs
         sys.path.insert(0, {os.path.dirname(__file__)!r})
         import numpy as np, pymc as pm
         from samplers import PaperSGHMC
