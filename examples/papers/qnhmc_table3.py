@@ -1,13 +1,13 @@
 """Table 3 of the QNHMC paper: matrix factorisation of MovieLens-1M by MAP and four HMC samplers.
 
     python examples/papers/qnhmc_table3.py [folder] [--method QNHMC ...] [--draws 200] [--burn-in 100]
-        [--start random] [--ratings ml-1m/ratings.dat] [--quick]
+        [--start mode] [--ratings ml-1m/ratings.dat] [--quick]
 
 Fu, Luo & Zhang (2016), section 5.3: rank 10, step size .01, 10 leapfrog steps, gradients of all
-ratings. A tenth of the ratings is held out and the samplers start at the mode, as in the demo code
-that the paper refers to. Precisions are drawn by Gibbs steps between the draws; HMC-BFGS, which moves
-several states in turn, samples their logarithms with the factors. One chain each. A sampler that has
-finished isn't run again after a kill; its averages are in ``folder``/runs.
+ratings. A tenth of the ratings is held out; samplers start at small random factors, or at the mode,
+as in the demo code that the paper refers to. Precisions are drawn by Gibbs steps between the draws;
+HMC-BFGS, which moves several states in turn, samples their logarithms with the factors. One chain
+each. A sampler that has finished isn't run again after a kill; its averages are in ``folder``/runs.
 """
 
 import sys
@@ -181,11 +181,11 @@ def main():
     parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--draws", type=int, default=200, help="burn-in, or tuning, included")
     parser.add_argument("--burn-in", type=int, default=100)
-    parser.add_argument("--start", choices=("mode", "random"), default="mode", help="of samplers")
+    parser.add_argument("--start", choices=("random", "mode"), default="random", help="of samplers")
     parser.add_argument("--ratings", help="GroupLens's ratings.dat; default: the shared file")
     args = parser.parse_args()
     args.rank, args.maxeval = 10, 200
-    args.name = "qnhmc_table3" + "_random" * (args.start == "random") + "_quick" * args.quick
+    args.name = "qnhmc_table3" + "_mode" * (args.start == "mode") + "_quick" * args.quick
     path = common.Path(args.ratings) if args.ratings else None
     ratings, _ = movielens.read_ratings(path or common.data_folder() / "movielens/ml1m.npz")
     if args.quick:  # the first five hundred users
