@@ -172,6 +172,7 @@ class Predictions:
         self.gigabytes = float(np.fmax(self.gigabytes, memory_in_use()))
         about |= {"seconds": self.seconds, "gigabytes": self.gigabytes}
         about["together"] = self.score(self.mean()) if max(self.made) > self.burn_in else {}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         new = self.path.with_suffix(".new.npz")
         np.savez(new, about=json.dumps(about, default=float), **arrays)
         os.replace(new, self.path)

@@ -70,7 +70,6 @@ def begin(name, test, mean_rating, args):
     if args.ratings:
         settings["ratings"] = args.ratings
     path = args.folder / "runs" / f"{args.name}_{name.replace(' ', '_')}.npz"
-    path.parent.mkdir(parents=True, exist_ok=True)
     return common.Predictions(
         path,
         settings,
@@ -97,7 +96,7 @@ def find_mode(train, test, sizes, args):
 
 
 def run(name, mode, train, test, sizes, args):
-    """Sample from the mode on, unless it has been done."""
+    """Sample, unless it has been done."""
     predictions = begin(name, test, train.rating.mean(), args)
     if predictions.is_finished:
         return predictions

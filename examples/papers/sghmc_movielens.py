@@ -46,6 +46,10 @@ def is_optimiser(method):
     return "temperature" in METHODS[method][1]
 
 
+def draws_of(method, args):
+    return args.burn_in + 1 if is_optimiser(method) else args.draws
+
+
 def settings_of(method, args, fold):
     """Return what a run of other settings can't go on with."""
     shared = {"fold": fold, "rank": args.rank, "seed": args.seed, "chains": args.chains}
@@ -67,15 +71,13 @@ def run(method, fold, ratings, folds, args):
     train, test = ratings.where(folds != fold), ratings.where(folds == fold)
     fixed = {"lam_U": args.precision, "lam_V": args.precision, **PRECISIONS}
     n_users, n_movies = int(ratings.user.max()) + 1, int(ratings.movie.max()) + 1
-    path = run_path(args, method, fold)
-    path.parent.mkdir(parents=True, exist_ok=True)
     predictions = common.Predictions(
-        path,
+        run_path(args, method, fold),
         settings_of(method, args, fold),
         movielens.predictor(test, train.rating.mean()),
         lambda prediction: {"rmse": movielens.rmse(prediction, test)},
         chains=1 if is_optimiser(method) else args.chains,
-        draws=args.burn_in + 1 if is_optimiser(method) else args.draws,
+        draws=draws_of(method, args),
         burn_in=args.burn_in,
         watch=lambda draw: {
             name: float(np.exp(x)) for name, x in draw.point.items() if name.endswith("_log__")
@@ -121,11 +123,8 @@ def finished(args):
             path = run_path(args, method, fold)
             if path.exists():
                 about = common.saved(path)
-                needed = args.burn_in + 1 if is_optimiser(method) else args.draws
-                if (
-                    about["settings"] == settings_of(method, args, fold)
-                    and min(about["made"]) >= needed
-                ):
+                is_done = min(about["made"]) >= draws_of(method, args)
+                if is_done and about["settings"] == settings_of(method, args, fold):
                     found[method, fold] = about
     return found
 
