@@ -103,7 +103,6 @@ class Experiment:
         self.model = network(*train, args.hidden, self.has_precisions)
         self.predict, self.score = predictor(self.model, test[0]), lambda p: score(test[1], p)
         self.path = args.folder / "runs" / f"{args.name}_{method}.npz"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         notes = self.notes_path = self.path.with_suffix(".json")
         self.notes = json.loads(notes.read_text()) if notes.exists() else {}
 
