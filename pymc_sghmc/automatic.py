@@ -9,6 +9,8 @@ the chain has measured. Contains no formula of a sampler.
 import logging
 import time
 
+from contextlib import suppress
+
 import numpy as np
 
 from pymc.stats.convergence import SamplerWarning, WarningType
@@ -76,6 +78,12 @@ class AutomaticSettings:
         try:
             self._set_up(self.initial)
         except NonFinite:
+            odd = self.gradient.odd_values()
+            if odd:
+                raise ValueError(
+                    f"The data of the likelihood have {odd}. Drop these rows, or impute them "
+                    "beforehand."
+                ) from None
             return  # pm.sample may start elsewhere; if not, the first draw says what is wrong
         self.shared_setup = self.setup
         _log.info(self.describe(time.perf_counter() - began))
@@ -187,11 +195,12 @@ class AutomaticSettings:
             return
         if n >= 32 and self._has_moved():
             n_divergences = self.tuning.n_divergences
-            self._set_up(self.centre.astype(self.gradient.dtype), self.setup.centre.factor)
-            self.tuning = self.tuning._replace(n_divergences=n_divergences)
-            self.state = None
-        else:
-            self._revise(position)
+            with suppress(NonFinite):  # of the new centre; the old one stays
+                self._set_up(self.centre.astype(self.gradient.dtype), self.setup.centre.factor)
+                self.tuning = self.tuning._replace(n_divergences=n_divergences)
+                self.state = None
+                return
+        self._revise(position)
 
     def _revise(self, position):
         """Choose settings anew by what is known of the noise."""
@@ -234,10 +243,12 @@ class AutomaticSettings:
         noise = np.mean([other.noise_covariance(position, self.rng) for _ in range(4)], axis=0)
         if not used:  # control variates have no noise at their centre: it tells nothing here
             noise = np.maximum(noise, self.setup.noise["control_variates"])
+        if not np.isfinite(noise).all():
+            return
         changed = self.choose(
             self.tuning._replace(control_variates=not used, noise=noise, n_measured=4)
         )
-        if np.isfinite(noise).all() and score(changed) > 1.5 * score(self.tuning):
+        if score(changed) > 1.5 * score(self.tuning):
             self.tuning = changed
             self._use(self.gradient if used else self.control_variates)
 

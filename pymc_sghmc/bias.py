@@ -11,6 +11,7 @@ import xarray as xr
 
 from pymc_sghmc.full_data import (
     full_data_gradients,
+    jumping_variables,
     posterior_draws,
     unconstrained_draws,
 )
@@ -72,8 +73,9 @@ def check_bias(idata, model, *, n_draws=400, compile_kwargs=None) -> BiasReport:
 
     ``report.biased`` tells whether anything exceeds 5 % of a standard deviation or 0.1 of one in a
     mean, and beyond chance for that many unknowns. Chains that all miss the same mode pass: no
-    check of draws against gradients sees what the chains don't visit. Discrete unknowns are
-    conditioned on.
+    check of draws against gradients sees what the chains don't visit. Nor does it see jumps of the
+    log-density, where a condition changes with an unknown: the report names these unknowns instead
+    of a verdict. Discrete unknowns are conditioned on.
 
     Examples
     --------
@@ -126,10 +128,11 @@ def check_bias(idata, model, *, n_draws=400, compile_kwargs=None) -> BiasReport:
         {"position": (dims, positions[:, at]), "gradient": (dims, gradients)}, coords
     )
     left_out = int((~finite[:, at]).sum())
-    return _report(estimates, names, groups, steps, left_out, kept_draws)
+    jumping = jumping_variables(model, draws, compile_kwargs)
+    return _report(estimates, names, groups, steps, left_out, jumping, kept_draws)
 
 
-def _report(estimates, names, groups, steps, left_out, draws) -> BiasReport:
+def _report(estimates, names, groups, steps, left_out, jumping, draws) -> BiasReport:
     d = len(names)
     shift, heat, log_sd = estimates.mean_shift, estimates.temperature, estimates.log_sd_ratio
     ratio = np.exp(log_sd.mean)
@@ -156,6 +159,7 @@ def _report(estimates, names, groups, steps, left_out, draws) -> BiasReport:
         ),
         draws=draws,
         left_out=left_out,
+        jumping=jumping,
         uses_correlations=estimates.uses_correlations,
     )
 

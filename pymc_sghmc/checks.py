@@ -4,7 +4,15 @@ import numpy as np
 
 from pymc.util import get_value_vars_from_user_vars
 
-__all__ = ["continuous_variables", "is_number", "whole_steps"]
+__all__ = [
+    "check_matrix_size",
+    "continuous_variables",
+    "is_number",
+    "starting_point",
+    "whole_steps",
+]
+
+MAX_MATRIX = 20_000  # unknowns; such a matrix has 3.2 GB
 
 
 def continuous_variables(vars, model, sampler) -> list:
@@ -21,6 +29,34 @@ def continuous_variables(vars, model, sampler) -> list:
     if not chosen:
         raise ValueError(f"{sampler}: the model has no continuous unknowns to sample.")
     return [var for var in model.value_vars if var in set(chosen)]
+
+
+def starting_point(model, initial_point) -> dict:
+    """Return the model's initial point with the values of an ``initial_point`` in it."""
+    point = model.initial_point()
+    for name, value in (initial_point or {}).items():
+        if name not in point:
+            raise ValueError(
+                f"initial_point: {name!r} is no unknown on PyMC's unconstrained scale, whose names are "
+                f"{', '.join(map(repr, point))}. To choose where chains begin pass initvals to "
+                "pm.sample."
+            )
+        value = np.asarray(value)
+        if value.dtype.kind not in "fiu" or value.ndim != point[name].ndim:
+            raise ValueError(
+                f"initial_point: {name!r} must be numbers in {point[name].ndim} axes, not {value!r}."
+            )
+        point[name] = value.astype(point[name].dtype)
+    return point
+
+
+def check_matrix_size(argument, d) -> None:
+    """Refuse matrices over all unknowns where there are too many."""
+    if d > MAX_MATRIX:
+        raise ValueError(
+            f"{argument} is a matrix over the {d} unknowns of this step, {8e-9 * d * d:.3g} GB, and is "
+            f'multiplied at every inner step. Above {MAX_MATRIX} unknowns use "diag".'
+        )
 
 
 def is_number(value) -> bool:

@@ -7,13 +7,16 @@ Knows versions and their features; knows no samplers and no mathematics.
 import logging
 import multiprocessing
 
+from contextlib import nullcontext
+from functools import cache
+
 import pymc as pm
 import pymc.sampling.mcmc as _mcmc
 import xarray as xr
 
 from pymc.step_methods.compound import BlockedStep
 from pymc.util import get_random_generator
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController, threadpool_limits
 
 try:  # PyTensor 3 (PyMC 6). With PyMC 5's end, keep this line alone.
     from pytensor.graph.traversal import ancestors, io_toposort
@@ -44,27 +47,41 @@ __all__ = [
     "joined_along",
     "raveled_function",
     "toposort",
-    "use_one_blas_thread",
 ]
 
 
-def use_one_blas_thread():
-    """Keep BLAS to one thread in a worker process, as PyMC does in all but forked ones.
+def one_blas_thread():
+    """Return a context manager that keeps BLAS to one thread, to be called around each draw.
 
-    ``pm.sample(blas_cores="auto")`` means one thread per chain, but forked workers are left with
-    as many as the parent has (PyMC 5.28 and 6), and matrices of a minibatch are too small to share.
+    ``pm.sample(blas_cores="auto")`` means one thread per core, but where processes are forked, PyMC
+    5.28 and 6 leave chains as many as the parent has. Sums over several threads round differently,
+    so that draws would depend on ``cores``. In a worker the limit is set once, for good.
     """
     if multiprocessing.parent_process() is not None:
         threadpool_limits(limits=1, user_api="blas")
+    if all(library["num_threads"] == 1 for library in _blas().info()):
+        return nullcontext
+    return _one_thread
+
+
+@cache
+def _blas():
+    return ThreadpoolController().select(user_api="blas")
+
+
+def _one_thread():
+    return _blas().limit(limits=1)
 
 
 class ChainSetup(BlockedStep):
     """Gives a step method one hook, ``begin_chain(rng)``, before each chain.
 
-    PyMC 5.28 calls ``set_rng(rng)``, PyMC 6 ``setup_chain(rng, tune, draws)``, both with the
+    Its draws are to be made ``with self.one_blas_thread()``. PyMC 5.28 calls ``set_rng(rng)``, PyMC 6 ``setup_chain(rng, tune, draws)``, both with the
     generator of that chain and before its first draw, in workers too. With PyMC 5's end, delete
     ``set_rng``.
     """
+
+    one_blas_thread = nullcontext
 
     def begin_chain(self, rng):
         """Reset all that belongs to one chain; ``rng`` is the chain's generator."""
@@ -72,10 +89,12 @@ class ChainSetup(BlockedStep):
 
     def set_rng(self, rng):
         """Start a chain (PyMC 5.28)."""
+        self.one_blas_thread = one_blas_thread()
         self.begin_chain(get_random_generator(rng, copy=False))
 
     def setup_chain(self, rng, tune, draws):
         """Start a chain (PyMC 6)."""
+        self.one_blas_thread = one_blas_thread()
         self.begin_chain(get_random_generator(rng, copy=False))
 
 

@@ -13,6 +13,7 @@ from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.backends import resident
+from pymc_sghmc.faults import NonFinite
 from pymc_sghmc.gradients import NoisyGradient
 from pymc_sghmc.row_terms import difference, row_terms
 
@@ -100,6 +101,8 @@ class ControlVariates(NoisyGradient):
 
     def _likelihood(self, centre):
         logp, grad = self.gradient.likelihood(centre)
+        if not (np.isfinite(logp) and np.isfinite(grad).all()):
+            raise NonFinite(centre, grad, float(logp))
         return float(logp), grad.astype(self.dtype)
 
     @property

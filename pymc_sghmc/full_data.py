@@ -10,10 +10,17 @@ import pytensor.tensor as pt
 from pymc.pytensorf import compile, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 
+from pymc_sghmc.jumps import conditional_unknowns, jumping_unknowns
 from pymc_sghmc.minibatch import minibatch_log_density
 from pymc_sghmc.rows import minibatch_outputs
 
-__all__ = ["full_data_gradients", "full_data_logp", "posterior_draws", "unconstrained_draws"]
+__all__ = [
+    "full_data_gradients",
+    "full_data_logp",
+    "jumping_variables",
+    "posterior_draws",
+    "unconstrained_draws",
+]
 
 
 def full_data_logp(model):
@@ -99,6 +106,34 @@ def full_data_gradients(model, draws, compile_kwargs=None) -> np.ndarray:
             function(*(values[at] for values in inputs)) for at in np.ndindex(n_chains, n_draws)
         ]
     return np.array(rows, dtype=float).reshape(n_chains, n_draws, -1)
+
+
+def jumping_variables(model, draws, compile_kwargs=None) -> list[str]:
+    """Names of the continuous unknowns at which the log-density of all data jumps, near a draw."""
+    logp, values = full_data_logp(model), model.continuous_value_vars
+    conditional = conditional_unknowns(logp, values)
+    if not conditional:
+        return []
+    function = compile(
+        model.value_vars, logp, **{"on_unused_input": "ignore", **(compile_kwargs or {})}
+    )
+    point = {value.name: draws[value.name][-1, -1] for value in model.value_vars}
+    sizes = [point[value.name].size for value in values]
+    ends = dict(zip(values, np.cumsum(sizes), strict=True))
+    places = {
+        model.values_to_rvs[v].name: slice(ends[v] - point[v.name].size, ends[v])
+        for v in conditional
+    }
+
+    def density(position):
+        parts = np.split(position, np.cumsum(sizes)[:-1])
+        moved = {
+            v.name: part.reshape(point[v.name].shape) for v, part in zip(values, parts, strict=True)
+        }
+        return function(**(point | moved))
+
+    start = np.concatenate([point[value.name].ravel() for value in values])
+    return jumping_unknowns(density, start, places)
 
 
 def _wrong_shape(rv, values):

@@ -25,7 +25,7 @@ from pymc.step_methods.state import dataclass_state
 from pymc.util import get_random_generator
 from pytensor.graph.traversal import explicit_graph_inputs
 
-from pymc_sghmc.checks import continuous_variables
+from pymc_sghmc.checks import continuous_variables, starting_point
 from pymc_sghmc.compat import ChainSetup, ancestors
 from pymc_sghmc.faults import SamplingStopped
 from pymc_sghmc.rows import minibatch_outputs
@@ -318,7 +318,7 @@ def _are_finite(looks) -> bool:
 
 def _points_to_check(model, initial_point):
     """Return a point near the initial one, with the same signs, and that one: much may be zero there."""
-    point = model.initial_point() | (initial_point or {})
+    point = starting_point(model, initial_point)
     rng, near = np.random.default_rng(0), {}
     for name, value in point.items():
         value = np.asarray(value)

@@ -13,12 +13,14 @@ import numpy as np
 import pytensor.tensor as pt
 
 from pymc.pytensorf import compile, join_nonshared_inputs, rewrite_pregrad
+from pytensor.gradient import NullTypeGradError
 from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.backends import resident, shared_values
 from pymc_sghmc.compat import ancestors
+from pymc_sghmc.jumps import conditional_unknowns
 from pymc_sghmc.minibatch import minibatch_log_density
-from pymc_sghmc.rows import array_of
+from pymc_sghmc.rows import array_of, odd_values
 
 __all__ = ["MinibatchGradient", "NoisyGradient"]
 
@@ -140,8 +142,16 @@ class MinibatchGradient(NoisyGradient):
         self.needed_by_likelihood = [v.name for v in given if v in needed]
         self.likelihood_needs_others = bool(self.needed_by_likelihood)
 
+        self.conditional = [v.name for v in conditional_unknowns(logp, variables)]
         logp = rewrite_pregrad(logp)
-        grads = pt.grad(logp, variables, disconnected_inputs="ignore")
+        try:
+            grads = pt.grad(logp, variables, disconnected_inputs="ignore")
+        except (NotImplementedError, NullTypeGradError) as error:
+            raise ValueError(
+                "The log-density has no gradient that PyTensor could take. Give the operation one, "
+                "write it with PyTensor's own, or leave the unknowns to a step that needs none, such "
+                f"as pm.Slice. (PyTensor says: {str(error).strip().splitlines()[0]})"
+            ) from error
         grad = pt.concatenate([g.ravel() for g in grads])
         outputs = [logp, grad, *likelihoods]
         if gathered:
@@ -382,12 +392,16 @@ class MinibatchGradient(NoisyGradient):
         prior_weight = np.asarray(chunk is None, dtype=self.weights_dtype)
         return self.function(position, prior_weight, *weights, *minibatch, *self._inputs)
 
-    def has_missing_values(self, minibatch) -> bool:
-        """Whether the data of these rows contain NaN, as ``pm.set_data`` may have put there."""
+    def odd_values(self, minibatch=None) -> str:
+        """Say what the data of these rows, or of all, contain that no gradient comes of, if anything.
+
+        ``pm.set_data`` may have put it there.
+        """
         arrays = iter(self.arrays)
-        return any(
-            np.isnan(next(arrays)[rows]).any()
-            for group, rows in zip(self.groups, minibatch, strict=True)
+        everything = [slice(None)] * len(self.groups)
+        return odd_values(
+            next(arrays)[rows]
+            for group, rows in zip(self.groups, minibatch or everything, strict=True)
             for _ in group.batches
         )
 

@@ -25,7 +25,7 @@ from pymc.util import get_random_generator
 from rich.progress import TextColumn
 from rich.table import Column
 
-from pymc_sghmc.checks import continuous_variables, is_number
+from pymc_sghmc.checks import continuous_variables, is_number, starting_point
 from pymc_sghmc.compat import ChainSetup, raveled_function
 
 __all__ = ["HamiltonianStep"]
@@ -114,8 +114,7 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
                 f"target_accept={target_accept!r}: must be a number between 0 and 1, the mean "
                 "acceptance probability to aim at."
             )
-        point = model.initial_point()
-        point |= {key: np.asarray(value) for key, value in (initial_point or {}).items()}
+        point = starting_point(model, initial_point)
         super().__init__(
             continuous_variables(vars, model, name),
             model=model,
@@ -159,7 +158,8 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
         """Make one draw from ``point``, whatever the order of its unknowns."""
         if not self.shared:  # else PyMC picks them by name
             point = {name: point[name] for name in self.var_names}
-        return super().step(point)
+        with self.one_blas_thread():
+            return super().step(point)
 
     def astep(self, q0):
         """Make one draw."""

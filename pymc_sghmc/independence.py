@@ -6,7 +6,7 @@ from pymc.logprob.utils import ParameterValueError
 from pymc.pytensorf import compile
 from pytensor.graph.basic import Constant
 
-from pymc_sghmc.rows import array_of
+from pymc_sghmc.rows import array_of, odd_values
 
 __all__ = ["check_rows", "leading_dim", "not_sliceable"]
 
@@ -55,6 +55,14 @@ def check_rows(model, groups, point) -> None:
                 n_finite += 1
                 _row_by_row(model, group, terms, theta, other, rng, certain=False)
         if n_finite == 0:
+            for source, array in zip(group.full_data, many, strict=True):
+                odd = odd_values([array])
+                if odd:
+                    raise ValueError(
+                        f"The log-likelihood of {_listing(group.terms)} is not finite: "
+                        f"{source.name or 'an array'} has {odd}. Drop these rows, or impute them "
+                        "beforehand."
+                    )
             raise ValueError(
                 f"The log-likelihood of {_listing(group.terms)} is infinite or not a number at "
                 "and near the starting point, so that nothing can be learnt about its rows. Give "
@@ -119,7 +127,7 @@ def not_sliceable(model, name, n_rows, reason) -> ValueError:
         f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows.{hint} "
         "Data of the likelihood need their rows on the leading axis, in the same order. Marginalise "
         "such unknowns out, rearrange the data (constants that the model transposes or repeats go "
-        "into pm.Data), or use NUTS."
+        "into pm.Data), leave out numbers of rows that it repeats or scans by, or use NUTS."
         f"{_same_length(model, name, n_rows)} (PyTensor says: {first_line})"
     )
 

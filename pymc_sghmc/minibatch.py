@@ -153,9 +153,13 @@ def _from_full_data(model, factors) -> dict:
         own = data_leaves(value)
         dims = [leading_dim(model, name) for name in (variable.name, *(leaf.name for leaf in own))]
         dims = {None, *dims} if any(dims) else None
+        leaves = data_leaves(factors[variable])
+        # PyTensor merges equal constants: what y1 observes may go by the name of y2
+        constants = [leaf for leaf in leaves if isinstance(leaf, Constant)]
+        own += [leaf for leaf in constants if any(map(leaf.equals, own))]
         sources = [
             leaf
-            for leaf in data_leaves(factors[variable])
+            for leaf in leaves
             if np.shape(array_of(leaf))[0] == n_rows
             and (dims is None or leaf in own or leading_dim(model, leaf.name) in dims)
         ]

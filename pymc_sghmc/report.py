@@ -42,6 +42,8 @@ class BiasReport:
         ``position`` and ``gradient`` of the log-density, over (chain, draw, unknown).
     left_out : int
         Draws left out because they or their gradients are not finite.
+    jumping : list of str
+        Variables at which the log-density jumps: there gradients can't tell whether draws are right.
     uses_correlations : bool
         Whether ``sd_ratio`` and ``mean_shift`` allow for correlations between unknowns.
     """
@@ -51,6 +53,7 @@ class BiasReport:
     temperatures: pd.DataFrame
     draws: xr.Dataset
     left_out: int
+    jumping: list[str]
     uses_correlations: bool
 
     @property
@@ -84,7 +87,11 @@ class BiasReport:
     def __str__(self):
         d = len(self.table)
         n = self.draws.sizes["chain"] * self.draws.sizes["draw"] - self.left_out
-        verdict = [*self._say_sds(), *self._say_means()] if self.biased else self._say_right()
+        verdict = self._say_jumps()
+        if self.biased:
+            verdict += [*self._say_sds(), *self._say_means()]
+        elif not self.jumping:
+            verdict += self._say_right()
         lines = [*verdict, "", f"{n} gradients of all data, {d} unknown{'s' * (d > 1)}."]
         if self.left_out:
             lines.append(f"{self.left_out} draws left out: they or their gradients aren't finite.")
@@ -105,6 +112,17 @@ class BiasReport:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def _say_jumps(self) -> list[str]:
+        """Say where gradients can't tell."""
+        if not self.jumping:
+            return []
+        return [
+            "This can't tell: the log-density jumps where a condition, an index or a rounded number "
+            f"changes with {', '.join(self.jumping)}, and gradients don't see it.",
+            "Make the condition smooth, or give these unknowns to pm.Slice or pm.Metropolis and all "
+            "data, which need no gradient.",
+        ]
 
     def _say_sds(self) -> list[str]:
         """Say which standard deviations are off, and the remedy."""

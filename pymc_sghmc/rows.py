@@ -22,6 +22,7 @@ __all__ = [
     "full_data",
     "minibatch_outputs",
     "minibatch_size",
+    "odd_values",
     "slice_rows",
 ]
 
@@ -33,6 +34,14 @@ def array_of(variable) -> np.ndarray:
     if isinstance(variable, Constant):
         return variable.data
     return variable.eval(mode="FAST_COMPILE")
+
+
+def odd_values(arrays) -> str:
+    """Name what is in data and is no number."""
+    found = [array[~np.isfinite(array)] for array in arrays]
+    if any(np.isnan(values).any() for values in found):
+        return "missing values"
+    return "infinite values" if any(map(len, found)) else ""
 
 
 def data_leaves(graph) -> list:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_sghmc import baoab
-from pymc_sghmc.checks import is_number, whole_steps
+from pymc_sghmc.checks import check_matrix_size, is_number, whole_steps
 from pymc_sghmc.faults import Fault, NonFinite
 from pymc_sghmc.step import StochasticGradientStep
 from pymc_sghmc.tuning import (
@@ -288,6 +288,8 @@ class SGHMC(StochasticGradientStep):
                 )
             if self.compensates:
                 self.compensates, self.beta_hat = False, 0.0
+        if self.full:
+            check_matrix_size('noise_estimate="full"', self.d)
         if self.estimated and self.gradient.is_exact:
             raise ValueError(
                 "noise_estimate: the gradient uses all data and has no noise. Pass a batch_size, or "

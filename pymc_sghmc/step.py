@@ -8,6 +8,7 @@ no way of estimating a gradient.
 import math
 import warnings
 
+from collections.abc import Mapping
 from dataclasses import field
 from functools import partial
 from typing import Any
@@ -22,13 +23,20 @@ from pymc.step_methods.state import dataclass_state
 from pymc.util import get_random_generator
 
 from pymc_sghmc.automatic import AutomaticSettings, _log
-from pymc_sghmc.checks import continuous_variables, is_number, whole_steps
-from pymc_sghmc.compat import ChainSetup, add_end_of_run_check, use_one_blas_thread
+from pymc_sghmc.checks import (
+    check_matrix_size,
+    continuous_variables,
+    is_number,
+    starting_point,
+    whole_steps,
+)
+from pymc_sghmc.compat import ChainSetup, add_end_of_run_check
 from pymc_sghmc.control_variates import ControlVariates
 from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.epochs import UniformControlVariates
 from pymc_sghmc.faults import Fault, NonFinite, SamplingStopped
 from pymc_sghmc.inner_loop import InnerLoop, Replay, is_update
+from pymc_sghmc.jumps import jumping_unknowns
 from pymc_sghmc.noise import MANY, standard_normals
 from pymc_sghmc.preconditioners import preconditioner_factor
 from pymc_sghmc.progress import make_progressbar_update_functions, progressbar_config
@@ -40,6 +48,8 @@ from pymc_sghmc.streams import minibatch_gradient
 from pymc_sghmc.thermometer import inner
 
 __all__ = ["StochasticGradientStep"]
+
+MANY_ROWS = 1000  # more aren't needed to see a jump
 
 
 @dataclass_state
@@ -132,6 +142,10 @@ class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
                 f"temperature={temperature!r}: must be a finite number, 1 for the posterior, "
                 "0 for optimisation."
             )
+        if compile_kwargs is not None and not isinstance(compile_kwargs, Mapping):
+            raise ValueError(
+                f"compile_kwargs={compile_kwargs!r}: must be a dict, such as {{'mode': 'NUMBA'}}."
+            )
         self.temperature = float(temperature)
         self.settings = {
             "batch_size": batch_size,
@@ -161,8 +175,7 @@ class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
         self.vars = continuous_variables(vars, model, type(self).__name__)
         self.var_names = tuple(var.name for var in self.vars)
         self.blocked = blocked
-        point = model.initial_point()
-        point |= {name: np.asarray(value) for name, value in (initial_point or {}).items()}
+        point = starting_point(model, initial_point)
         self.shapes = [np.shape(point[name]) for name in self.var_names]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.d = sum(self.sizes)
@@ -189,9 +202,9 @@ class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
         if blocked and others and minibatch_outputs([model.logp()]):
             warnings.warn(
                 f"{type(self).__name__} leaves {others} to other steps, and the model has a "
-                "pm.Minibatch. PyMC's own steps would sample a density that changes at every call: "
-                "give them a stochastic-gradient step, too, or use the model of all data with "
-                "batch_size.",
+                "pm.Minibatch. Unless these are stochastic-gradient steps, too, they sample a density "
+                "that changes at every call, and the posterior is wrong: use the model of all data "
+                "with batch_size.",
                 UserWarning,
                 stacklevel=3,
             )
@@ -214,11 +227,34 @@ class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
         self.begin_chain(get_random_generator(rng))
         # Compile for the types that will come, here and not in each worker.
         self.gradient(self.initial, self.gradient.draw_probe(np.random.default_rng(0)))
+        self._warn_of_jumps()
         add_end_of_run_check(temperature_warnings)
+
+    def _warn_of_jumps(self):
+        rows = self.gradient.draw_probe(np.random.default_rng(0))
+        some = tuple(idx[:: 1 + len(idx) // MANY_ROWS] for idx in rows)
+        ends = np.cumsum(self.sizes)
+        places = {
+            name: slice(end - size, end)
+            for name, size, end in zip(self.var_names, self.sizes, ends, strict=True)
+            if name in self.gradient.conditional
+        }
+        jumping = jumping_unknowns(
+            lambda position: self.gradient(position, some)[0], self.initial, places
+        )
+        if jumping:
+            warnings.warn(
+                f"{type(self).__name__}: the log-density jumps where a condition, an index or a rounded "
+                f"number changes with {', '.join(jumping)}. Gradients don't see it, so that the "
+                "posterior comes out wrong, whatever its temperature. Make the condition smooth, such "
+                "as pm.math.sigmoid((x - c) / width) for x > c, or leave these unknowns out of vars "
+                "and give them to pm.Slice or pm.Metropolis.",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def begin_chain(self, rng):
         """Forget the last chain and read the data anew (``pm.set_data`` may have changed them)."""
-        use_one_blas_thread()
         self.rng = rng
         self.tune = True
         self.state = self.centre = self.noise_covariance = self.fault = None
@@ -256,7 +292,8 @@ class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
         if self.fault is not None:
             raise SamplingStopped(self.fault)
         n, self.n_draws = self.n_draws, -1  # a state saved in the middle of a draw is of no draw
-        new = self._draw(point)
+        with self.one_blas_thread():
+            new = self._draw(point)
         self.n_draws = n + 1
         return new
 
@@ -474,8 +511,10 @@ class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
             where = f"the {what} of {self._name_of(first[0] if len(first) else 0)} is not finite"
         given = ", ".join(name for name, _ in self.gradient.given_types)
         others = f", or look at the steps that sample {given}" if given else ""
-        if error.minibatch is not None and self.gradient.has_missing_values(error.minibatch):
-            return f"{where}: these rows of the data have missing values. Drop them"
+        odd = self.gradient.odd_values(error.minibatch)
+        if odd:
+            rows = "the data" if error.minibatch is None else "these rows of the data"
+            return f"{where}: {rows} have {odd}. Drop such rows"
         if self.state is None and not self._is_finite_at(self.start):
             return (
                 f"{where} at the starting point. Check the model with model.debug(), or pass other "
@@ -519,6 +558,8 @@ def _checked_preconditioner(preconditioner, d, schedule):
                 f'preconditioner={preconditioner!r}: pass "auto", None, "diag", "dense" or an array '
                 f"of shape ({d},) or ({d}, {d})."
             )
+        if preconditioner == "dense":
+            check_matrix_size('preconditioner="dense"', d)
         return None if preconditioner == "auto" and schedule is not None else preconditioner
     if preconditioner is not None:
         preconditioner_factor(preconditioner, d)

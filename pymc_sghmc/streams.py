@@ -17,6 +17,7 @@ from scipy.special import fdtri
 
 from pymc_sghmc.epochs import EpochGradient
 from pymc_sghmc.gradients import MinibatchGradient
+from pymc_sghmc.rows import odd_values
 from pymc_sghmc.sources import Source, given_arrays
 
 __all__ = ["StreamedGradient", "minibatch_gradient"]
@@ -121,9 +122,10 @@ class StreamedGradient(EpochGradient):
         self._use(self.arrays)
         return (rng.integers(len(self.arrays[0]), size=self.groups[0].batch_size),)
 
-    def has_missing_values(self, minibatch) -> bool:
-        """Whether these rows of the window contain NaN."""
-        return any(np.isnan(array[minibatch[0]]).any() for array in self._in_use)
+    def odd_values(self, minibatch=None) -> str:
+        """Say what these rows of the window, or all, contain that no gradient comes of, if anything."""
+        rows = minibatch[0] if minibatch else slice(None)
+        return odd_values(array[rows] for array in self._in_use)
 
     def leverages(self, row_function, points) -> list:
         """Not for streams: a row has no place where a number could be kept for it."""

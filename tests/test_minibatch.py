@@ -1105,6 +1105,15 @@ def test_array_with_another_dim_is_named_in_the_refusal():
     refusal(model, 4, "'x'", "another leading dim", "'row'")
 
 
+def test_equal_observations_on_other_rows_are_told_apart():
+    # PyTensor merges the two constants into one, which has the name of one of them.
+    with pm.Model(coords={"row": range(N), "line": range(N)}) as model:
+        mu = pm.Normal("mu")
+        pm.Normal("y", mu, 1, observed=Y, dims="row")
+        pm.Normal("z", mu * pm.Data("x", X[:, 0], dims="line"), 1, observed=Y.copy(), dims="line")
+    check_exact(model, model, 4)
+
+
 def test_imputed_rows_are_refused():
     with pm.Model() as model, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyMC announces the imputation
@@ -1119,6 +1128,17 @@ def test_imputed_rows_may_be_kept_whole():
         pm.Normal("y", mu, 1, observed=np.ma.masked_greater(Y, 0.5))
         pm.Normal("z", mu, 1, observed=POSITIVE)
     check_exact(model, model, {"z": 4})
+
+
+@pytest.mark.parametrize(("value", "words"), [(np.nan, "missing"), (np.inf, "infinite")])
+@pytest.mark.parametrize("rows", [whole, in_batches])
+def test_data_that_are_no_numbers_are_named(rows, value, words):
+    x = X[:, 0].copy()
+    x[3] = value
+    with pm.Model() as model:
+        x, y = rows(x, Y)
+        pm.Normal("y", pm.Normal("b") * x, 1, observed=y, total_size=None if rows is whole else N)
+    refusal(model, 4, "'y' is not finite", f"has {words} values. Drop these rows")
 
 
 def test_infinite_likelihood_is_refused():

@@ -7,14 +7,17 @@ import pickle
 import cloudpickle
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
+from pytensor.graph.op import Op
 from samplers import SAMPLERS, PaperSGHMC, PaperSGLD
 from targets import GaussianMean, linear_regression
+from threadpoolctl import threadpool_info, threadpool_limits
 
-from pymc_sghmc import SGHMC, schedules
+from pymc_sghmc import QNHMC, SGHMC, independence, schedules
 
 FAST = {"mode": "FAST_COMPILE"}
 
@@ -352,12 +355,11 @@ def test_missing_values_set_later_are_named(noise_estimate):
     step.begin_chain(np.random.default_rng(0))
     with pytest.raises(SamplingError, match=r"is not finite(?!.*nan)"):
         step.step(model.initial_point())
-    assert step.gradient.has_missing_values(step.gradient.draw_minibatch(step.rng))
+    assert step.gradient.odd_values(step.gradient.draw_minibatch(step.rng)) == "missing values"
     with model:
         pm.set_data({"X": np.where(np.arange(60)[:, None] == 7, np.nan, np.ones((60, 2)))})
     step.begin_chain(np.random.default_rng(0))
-    message = "rows of the data have missing values" if noise_estimate is None else "is not finite"
-    with pytest.raises(SamplingError, match=message):
+    with pytest.raises(SamplingError, match="the data have missing values"):
         positions(step, model.initial_point(), 50)
 
 
@@ -395,6 +397,86 @@ def test_numbers_of_numpy_and_partial_points_are_taken(model):
             compile_kwargs={"mode": "FAST_COMPILE", "on_unused_input": "ignore"},
         )  # fmt: skip
         positions(step, model.initial_point(), 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (
+            {"sigma": 1.0},
+            "'sigma' is no unknown on PyMC's unconstrained scale.*'beta', 'sigma_log__'",
+        ),
+        ({"beta": 1.0}, "'beta' must be numbers in 1 axes"),
+        ({"beta": ["a", "b"]}, "'beta' must be numbers"),
+    ],
+)
+def test_bad_initial_point_is_refused(model, value, words):
+    with pytest.raises(ValueError, match=f"initial_point: {words}"):
+        build(SAMPLERS[0], model, initial_point=value)
+
+
+def test_compile_kwargs_that_are_no_dict_are_refused(model):
+    with pytest.raises(ValueError, match="compile_kwargs='FAST_COMPILE': must"):
+        SGHMC(batch_size=10, model=model, compile_kwargs="FAST_COMPILE")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"preconditioner": "dense", "gradient": "plain"},
+        {"noise_estimate": "full", "gradient": "plain", "learning_rate": 1e-4},
+    ],
+)
+def test_matrices_over_many_unknowns_are_refused_before_they_are_made(settings):
+    d = 30_000
+    with pm.Model():
+        b = pm.Normal("b", shape=d)
+        pm.Normal("y", b[np.arange(20) % 7], 1, observed=np.zeros(20))
+        with pytest.raises(ValueError, match=r'"(dense|full)" is a matrix.* 7\.2 GB.*use "diag"'):
+            SGHMC(batch_size=10, compile_kwargs=FAST, **settings)
+
+
+def test_operation_without_a_gradient_is_refused_in_words():
+    class BlackBox(Op):
+        itypes = otypes = [pt.dscalar]
+
+        def perform(self, node, inputs, outputs):
+            outputs[0][0] = np.square(inputs[0])
+
+    with pm.Model():
+        pm.Normal("y", BlackBox()(pm.Normal("b")), 1, observed=np.zeros(20))
+        with pytest.raises(ValueError, match=r"no gradient that PyTensor could take.*pm\.Slice"):
+            SGHMC(batch_size=10, compile_kwargs=FAST)
+
+
+def test_missing_value_that_the_check_of_rows_has_not_seen_is_refused(monkeypatch):
+    monkeypatch.setattr(independence, "MAX_CHECKED_ROWS", 1)
+    x = np.linspace(-1.0, 1.0, 4000)
+    x[1] = np.nan
+    with pm.Model():
+        pm.Normal("y", pm.Normal("b") * x, 1, observed=np.zeros(4000))
+        with pytest.raises(ValueError, match=r"data of the likelihood have missing values\. Drop"):
+            SGHMC(batch_size=10, compile_kwargs=FAST)
+
+
+@pytest.mark.parametrize("sampler", ["SGHMC", "QNHMC"])
+def test_seed_gives_the_same_draws_whatever_the_cores_and_the_threads_of_blas(sampler):
+    X = np.random.default_rng(0).normal(size=(5000, 300))
+    with pm.Model(), threadpool_limits(4, user_api="blas"):
+        pm.Normal("y", pm.math.dot(X, pm.Normal("b", shape=300)), 100, observed=np.zeros(5000))
+        if sampler == "SGHMC":
+            step = PaperSGHMC(learning_rate=1e-4, batch_size=2000, compile_kwargs=FAST)
+        else:
+            step = QNHMC(step_size=1e-3, n_steps=3, compile_kwargs=FAST)
+        one, two = (
+            pm.sample(
+                3, tune=2, chains=2, cores=cores, step=step, random_seed=1, progressbar=False,
+                compute_convergence_checks=False,
+            )
+            for cores in (1, 2)
+        )  # fmt: skip
+        assert {library["num_threads"] for library in threadpool_info()} == {4}
+    np.testing.assert_array_equal(one.posterior["b"].values, two.posterior["b"].values)
 
 
 def test_copied_step_sees_the_models_data_and_does_not_copy_them():

@@ -1,0 +1,139 @@
+"""Jumps of a log-density, which gradients can't see.
+
+Where an unknown crosses a condition, such as the place of a change, the density may jump. There is
+no gradient there, and a sampler without a Metropolis test draws from another density, at the right
+temperature. Knows graphs and functions of a position; no steps.
+"""
+
+import numpy as np
+
+from pymc.logprob.utils import ParameterValueError
+from pytensor import scalar as ps
+from pytensor.graph.basic import Constant
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.type import TensorType
+
+from pymc_sghmc.compat import toposort
+
+__all__ = ["conditional_unknowns", "jumping_unknowns"]
+
+ROUNDING = (ps.Ceil, ps.Floor, ps.IntDiv, ps.Mod, ps.RoundHalfAwayFromZero, ps.RoundHalfToEven,
+            ps.Sign, ps.Trunc)  # fmt: skip
+N_CELLS = 20  # of a line; the least even one is looked into
+SCALES = 3.0, 0.1  # of the line, times 1 + |θ|
+JITTERS = 0.5, 0.1, 0.02, 0.0  # at the starting point itself both sides may happen to be equal
+# Of a change, what is left when its interval is 2⁻¹² or 2⁻⁴⁰ as long: nothing, unless it is a jump.
+N_HALVINGS, FEW_HALVINGS = 40, 12
+REMAINS, REMAINS_OF_FEW = 1e-3, 1 / 256
+ROUND_OFF = 1e4  # times the precision
+
+
+def conditional_unknowns(graph, unknowns) -> list:
+    """Return the unknowns on which a condition, an index or a rounded number in ``graph`` depends.
+
+    Conditions that bound the support don't count: beyond it the density is zero.
+    """
+    moved_by = {unknown: {unknown} for unknown in unknowns}
+    found = set()
+    for node in toposort([graph], []):
+        if isinstance(node.op, Shape | Shape_i):
+            continue
+        scalar_op = getattr(node.op, "scalar_op", None)
+        inputs = node.inputs
+        if isinstance(node.op, CheckAndRaise):
+            inputs = inputs[:1]
+        elif isinstance(scalar_op, ps.Switch) and any(map(_is_nowhere, inputs[1:])):
+            inputs = inputs[1:]
+        moving = [v for v in inputs if v in moved_by]
+        if not moving:
+            continue
+        movers = set().union(*(moved_by[v] for v in moving))
+        moved_by.update(dict.fromkeys(node.outputs, movers))
+        if any(_is_continuous(v) for v in node.outputs):
+            steps = [v for v in moving if not _is_continuous(v)]
+            if isinstance(node.op, Elemwise) and isinstance(scalar_op, ROUNDING):
+                steps = moving
+            found.update(*(moved_by[v] for v in steps))
+    return [unknown for unknown in unknowns if unknown in found]
+
+
+def _is_continuous(variable) -> bool:
+    return isinstance(variable.type, TensorType) and variable.type.dtype.startswith("float")
+
+
+def _is_nowhere(variable) -> bool:
+    """Whether a branch is log 0."""
+    while variable.owner is not None and isinstance(variable.owner.op, Elemwise | DimShuffle):
+        [variable, *others] = variable.owner.inputs
+        if others:
+            return False
+    return isinstance(variable, Constant) and bool(np.all(np.isneginf(variable.data)))
+
+
+def jumping_unknowns(logp, start, unknowns) -> list:
+    """Return the names of the unknowns at which ``logp(position)`` jumps, around a starting point.
+
+    Parameters
+    ----------
+    logp : callable
+    start : array of shape (d,)
+    unknowns : dict of {str: slice}
+        Names of those in question, and where they lie in the position.
+    """
+    rng = np.random.default_rng(0)
+
+    def at(position):
+        try:
+            with np.errstate(all="ignore"):
+                return float(logp(position.astype(start.dtype)))
+        except ParameterValueError:
+            return np.nan
+
+    jittered = (start + jitter * rng.standard_normal(start.shape) for jitter in JITTERS)
+    centre = next((position for position in jittered if np.isfinite(at(position))), start)
+    precision = np.finfo(start.dtype).eps
+    found = []
+    for name, where in unknowns.items():
+        way = np.zeros(start.shape)
+        way[where] = rng.choice([-1.0, 1.0], way[where].shape) * (1 + np.abs(centre[where]))
+        if any(_jumps(lambda t, s=scale: at(centre + t * s * way), precision) for scale in SCALES):
+            found.append(name)
+    return found
+
+
+def _jumps(density, precision) -> bool:
+    """Tell whether ``density(t)`` jumps somewhere between −1 and 1.
+
+    A grid shows where the density changes least evenly. Halving the interval there again and again
+    makes the change vanish, unless it is a jump. Values that aren't finite are left alone.
+    """
+    grid, width = np.linspace(-1, 1, N_CELLS + 1, retstep=True)
+    values = np.array([density(t) for t in grid])
+    with np.errstate(invalid="ignore"):
+        changes = np.diff(values)
+        padded = np.pad(changes, 1, mode="edge")
+        slopes = (padded[:-2] + padded[2:]) / 2 / width  # of the neighbouring cells
+        uneven = np.abs(changes - slopes * width)
+    uneven = np.nan_to_num(uneven, nan=-1.0, posinf=-1.0)
+    k = np.argmax(uneven)
+    return _remains(density, *grid[k : k + 2], slopes[k], precision)
+
+
+def _remains(density, a, b, slope, precision) -> bool:
+    """Tell whether the change from a to b, but for the slope, remains in ever smaller intervals."""
+    low, high = (density(t) - slope * t for t in (a, b))
+    first = abs(high - low)
+    for n in range(N_HALVINGS):
+        if n == FEW_HALVINGS and abs(high - low) < REMAINS_OF_FEW * first:
+            return False
+        middle = (a + b) / 2
+        value = density(middle) - slope * middle
+        if not np.isfinite([low, value, high]).all():
+            return False
+        if abs(value - low) > abs(high - value):
+            b, high = middle, value
+        else:
+            a, low = middle, value
+    return abs(high - low) > max(REMAINS * first, ROUND_OFF * precision * max(abs(low), abs(high)))

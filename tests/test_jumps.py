@@ -1,0 +1,189 @@
+"""Log-densities that jump are warned of, those that have kinks or bounds alone are not."""
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+import xarray as xr
+
+from pymc_sghmc import SGHMC
+from pymc_sghmc.compat import inference_data
+from pymc_sghmc.diagnostics import check_bias
+
+rng = np.random.default_rng(7)
+N = 300
+X = rng.uniform(size=N)
+Y = (X > 0.4) + 0.5 * rng.normal(size=N)
+COUNTS = rng.poisson(2, size=N)
+YEARS = np.sort(rng.integers(1851, 1962, size=N))
+
+
+def threshold():
+    pm.Normal("y", pm.math.switch(X < pm.Normal("jumping", 0.5, 0.3), 0, 1), 0.5, observed=Y)
+
+
+def threshold_of_unknowns():
+    # at PyMC's initial point both sides are equal
+    level = pm.Normal("level", shape=2)
+    mu = pm.math.switch(X < pm.Normal("jumping", 0.5, 0.3), level[0], level[1])
+    pm.Normal("y", mu, pm.HalfNormal("sigma"), observed=Y)
+
+
+def change_point():
+    rate = pm.Exponential("rate", 1, shape=2)
+    mu = pm.math.switch(YEARS < pm.Uniform("jumping", 1851, 1962), rate[0], rate[1])
+    pm.Poisson("y", mu, observed=COUNTS)
+
+
+def change_point_on_its_own_scale():
+    rate = pm.Exponential("rate", 1, shape=2)
+    mu = pm.math.switch(YEARS < pm.Normal("jumping", 1900, 30), rate[0], rate[1])
+    pm.Poisson("y", mu, observed=COUNTS)
+
+
+def rounded():
+    pm.Normal("y", pt.floor(3 * pm.Normal("jumping") * X), 1, observed=Y)
+
+
+def index():
+    place = pt.cast(9.99 * pm.Beta("jumping", 2, 2), "int64")
+    pm.Normal("y", pt.as_tensor(np.arange(10.0))[place] * X, 1, observed=Y)
+
+
+def mask():
+    pm.Normal("y", 1.0 * (X > pm.Normal("jumping", 0.5, 0.3)), 0.5, observed=Y)
+
+
+def soft_wall():
+    a = pm.Normal("jumping")
+    pm.Potential("wall", pt.switch(a > 0, 0.0, -1e6))
+    pm.Normal("y", a * X, 1, observed=Y)
+
+
+def prior_by_condition():
+    a = pm.Normal("jumping")
+    b = pm.Normal("b", pt.switch(a > 0, 1.0, -1.0))
+    pm.Normal("y", a * X + b, 1, observed=Y)
+
+
+def rectifier():
+    hidden = np.stack([X, Y], axis=1) @ pm.Normal("w1", shape=(2, 5))
+    mu = pt.switch(hidden > 0, hidden, 0) @ pm.Normal("w2", shape=5)
+    pm.Normal("y", mu, 1, observed=Y)
+
+
+def quantile():
+    mu = pm.Normal("a") * X + pm.Normal("b")
+    pm.AsymmetricLaplace("y", mu=mu, b=1, q=0.9, observed=Y)
+
+
+def order():
+    a, b = pm.Normal("a"), pm.Normal("b")
+    pm.Potential("order", pt.switch(a < b, 0.0, -np.inf))
+    pm.Normal("y", a * X + b, 1, observed=Y)
+
+
+def negative_binomial():
+    mu = pm.math.exp(pm.Normal("a") * X)
+    pm.NegativeBinomial("y", mu=mu, alpha=pm.HalfNormal("alpha"), observed=COUNTS)
+
+
+def zero_inflated():
+    mu = pm.math.exp(pm.Normal("a") * X)
+    pm.ZeroInflatedPoisson("y", psi=pm.Beta("psi", 1, 1), mu=mu, observed=COUNTS)
+
+
+def censored():
+    normal = pm.Normal.dist(pm.Normal("a") * X, pm.HalfNormal("sigma"))
+    pm.Censored("y", normal, lower=-1, upper=1, observed=np.clip(Y, -1, 1))
+
+
+def student():
+    nu = pm.Gamma("nu", 2, 0.1)
+    pm.StudentT("y", nu=nu, mu=pm.Normal("a") * X, sigma=1, observed=Y)
+
+
+def steep():
+    pm.Normal("y", pm.math.sigmoid((X - pm.Normal("c", 0.5, 0.3)) / 1e-3), 0.5, observed=Y)
+
+
+JUMPS = [
+    threshold,
+    threshold_of_unknowns,
+    change_point,
+    change_point_on_its_own_scale,
+    rounded,
+    index,
+    mask,
+    soft_wall,
+    prior_by_condition,
+]
+NO_JUMPS = [
+    rectifier,
+    quantile,
+    order,
+    negative_binomial,
+    zero_inflated,
+    censored,
+    student,
+    steep,
+]
+BY_HAND = {
+    "learning_rate": 1e-4,
+    "friction": 0.1,
+    "gradient": "plain",
+    "noise_estimate": None,
+    "compile_kwargs": {"mode": "FAST_COMPILE"},
+}
+
+
+@pytest.mark.parametrize("batch_size", [50, None])
+@pytest.mark.parametrize("build", JUMPS)
+def test_jumps_are_warned_of(build, batch_size):
+    with pm.Model():
+        build()
+        with pytest.warns(UserWarning, match=r"jumps .* with jumping.*\. Gradients .* pm\.Slice"):
+            SGHMC(batch_size=batch_size, **BY_HAND)
+
+
+@pytest.mark.parametrize("build", NO_JUMPS)
+def test_kinks_bounds_and_steep_slopes_are_no_jumps(build):
+    with pm.Model():
+        build()
+        SGHMC(batch_size=50, **BY_HAND)  # warnings are errors here
+
+
+def test_jumps_are_found_in_single_precision():
+    with pytensor.config.change_flags(floatX="float32"):
+        x, y = X.astype("float32"), Y.astype("float32")
+        with pm.Model():
+            mu = pm.math.switch(x < pm.Normal("jumping", 0.5, 0.3), pm.Normal("a"), 1)
+            pm.Normal("y", mu, 0.5, observed=y)
+            with pytest.warns(UserWarning, match="jumps"):
+                SGHMC(batch_size=50, **BY_HAND)
+        with pm.Model():
+            pm.Normal("y", pm.math.switch(x < 0.4, pm.Normal("a"), 1), 0.5, observed=y)
+            SGHMC(batch_size=50, **BY_HAND)
+
+
+def test_unknowns_of_other_steps_may_jump():
+    with pm.Model() as model:
+        threshold_of_unknowns()
+        SGHMC([model["level"], model["sigma"]], batch_size=50, **BY_HAND)
+
+
+@pytest.mark.parametrize("jumps", [True, False])
+def test_check_bias_does_not_judge_draws_of_a_density_that_jumps(jumps):
+    with pm.Model() as model:
+        if jumps:
+            threshold()
+        else:
+            pm.Normal("jumping", 0.5, 0.3)
+    # where there is only a threshold draws of the prior pass every check by gradients
+    draws = 0.5 + 0.3 * np.random.default_rng(0).standard_normal((4, 1000))
+    posterior = xr.Dataset({"jumping": (("chain", "draw"), draws)})
+    report = check_bias(inference_data({"posterior": posterior}), model)
+    assert not report.biased
+    assert str(report).startswith("This can't tell: the log-density jumps" if jumps else "No bias")
+    assert report.jumping == (["jumping"] if jumps else [])
