@@ -1,8 +1,15 @@
 """Checks of arguments that samplers share."""
 
+import math
+
+from functools import partial
+
 import numpy as np
 
 from pymc.util import get_value_vars_from_user_vars
+
+from pymc_sghmc.faults import Fault
+from pymc_sghmc.schedules import constant
 
 __all__ = [
     "check_matrix_size",
@@ -69,3 +76,30 @@ def whole_steps(name, value, unit="inner steps") -> int:
     if not (is_number(value) and np.asarray(value).dtype.kind in "iu" and value >= 1):
         raise ValueError(f"{name}={value!r}: must be a whole number of {unit}, at least 1.")
     return int(value)
+
+
+def checked_schedule(learning_rate):
+    """Check a learning rate, and return it as a schedule."""
+    if callable(learning_rate):
+        return partial(_rate, learning_rate)
+    if not is_number(learning_rate):
+        raise ValueError(
+            f'learning_rate={learning_rate!r}: pass "auto", a number above zero or a schedule t -> η_t from '
+            "pymc_sghmc.schedules. About 0.01 times the smallest posterior variance is a "
+            "cautious start."
+        )
+    eta = float(learning_rate)
+    if not (eta > 0 and math.isfinite(eta)):
+        raise ValueError(f"learning_rate={learning_rate!r}: must be finite and above zero.")
+    return constant(eta)
+
+
+def _rate(schedule, t) -> float:
+    """η_t as a Python number: NumPy's would turn a float32 chain into float64."""
+    eta = schedule(t)
+    if not (is_number(eta) and eta > 0 and math.isfinite(eta)):
+        raise Fault(
+            f"learning_rate: the schedule gives {eta} at inner step {t}; rates must be finite "
+            "numbers above zero"
+        )
+    return float(eta)

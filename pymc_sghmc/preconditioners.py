@@ -8,9 +8,10 @@ import numpy as np
 
 from scipy.linalg import solve_triangular
 
+from pymc_sghmc.checks import check_matrix_size
 from pymc_sghmc.gradients import NoisyGradient
 
-__all__ = ["PreconditionedGradient", "preconditioner_factor"]
+__all__ = ["PreconditionedGradient", "checked_preconditioner", "preconditioner_factor"]
 
 
 class PreconditionedGradient(NoisyGradient):
@@ -86,3 +87,20 @@ def preconditioner_factor(preconditioner, d: int) -> np.ndarray:
         raise ValueError(
             "preconditioner: the matrix must be symmetric positive definite."
         ) from None
+
+
+def checked_preconditioner(preconditioner, d, schedule):
+    """Check the argument: "auto" is 1 with a given learning rate, whose unit it would change."""
+    if isinstance(preconditioner, str):
+        if preconditioner not in ("auto", "diag", "dense"):
+            raise ValueError(
+                f'preconditioner={preconditioner!r}: pass "auto", None, "diag", "dense" or an array '
+                f"of shape ({d},) or ({d}, {d})."
+            )
+        if preconditioner == "dense":
+            check_matrix_size('preconditioner="dense"', d)
+        return None if preconditioner == "auto" and schedule is not None else preconditioner
+    if preconditioner is not None:
+        preconditioner_factor(preconditioner, d)
+        preconditioner = np.asarray(preconditioner, dtype=float)
+    return preconditioner

@@ -10,7 +10,6 @@ import warnings
 
 from collections.abc import Mapping
 from dataclasses import field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from pymc.util import get_random_generator
 
 from pymc_sghmc.automatic import AutomaticSettings, _log
 from pymc_sghmc.checks import (
-    check_matrix_size,
+    checked_schedule,
     continuous_variables,
     is_number,
     starting_point,
@@ -38,10 +37,9 @@ from pymc_sghmc.faults import Fault, NonFinite, SamplingStopped
 from pymc_sghmc.inner_loop import InnerLoop, Replay, is_update
 from pymc_sghmc.jumps import jumping_unknowns
 from pymc_sghmc.noise import MANY, standard_normals
-from pymc_sghmc.preconditioners import preconditioner_factor
+from pymc_sghmc.preconditioners import checked_preconditioner, preconditioner_factor
 from pymc_sghmc.progress import make_progressbar_update_functions, progressbar_config
 from pymc_sghmc.rows import minibatch_outputs
-from pymc_sghmc.schedules import constant
 from pymc_sghmc.setup import unconstrained_point
 from pymc_sghmc.shared_arrays import ByHandle
 from pymc_sghmc.streams import minibatch_gradient
@@ -165,7 +163,7 @@ class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
             )
         self.target_bias = float(target_bias)
         is_auto = isinstance(learning_rate, str) and learning_rate == "auto"
-        self.schedule = None if is_auto else _as_schedule(learning_rate)
+        self.schedule = None if is_auto else checked_schedule(learning_rate)
         self.schedule_varies = callable(learning_rate)
         if gradient not in ("auto", "plain", "control_variates"):
             raise ValueError(
@@ -179,7 +177,7 @@ class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
         self.shapes = [np.shape(point[name]) for name in self.var_names]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.d = sum(self.sizes)
-        self.preconditioner = _checked_preconditioner(preconditioner, self.d, self.schedule)
+        self.preconditioner = checked_preconditioner(preconditioner, self.d, self.schedule)
         self.factor = None
         if isinstance(self.preconditioner, np.ndarray):
             self.factor = preconditioner_factor(self.preconditioner, self.d)
@@ -198,25 +196,8 @@ class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
             if gradient == "control_variates" or not self.gradient.likelihood_needs_others:
                 kind = ControlVariates if self.gradient.replace else UniformControlVariates
                 self.control_variates = kind(self.gradient)
-        others = ", ".join(name for name, _ in self.gradient.given_types)
-        if blocked and others and minibatch_outputs([model.logp()]):
-            warnings.warn(
-                f"{type(self).__name__} leaves {others} to other steps, and the model has a "
-                "pm.Minibatch. Unless these are stochastic-gradient steps, too, they sample a density "
-                "that changes at every call, and the posterior is wrong: use the model of all data "
-                "with batch_size.",
-                UserWarning,
-                stacklevel=3,
-            )
-        if blocked and data is not None and self.gradient.likelihood_needs_others:
-            needed = ", ".join(self.gradient.needed_by_likelihood)
-            warnings.warn(
-                f"{type(self).__name__}(data=...) leaves {needed} to other steps. These see only the "
-                "rows that the model itself holds, and make the posterior wrong, unless they are "
-                "stochastic-gradient steps with the same data.",
-                UserWarning,
-                stacklevel=3,
-            )
+        if blocked:
+            self._warn_of_other_steps(model, data)
         if self.factor is not None:
             self.factor = self.factor.astype(self.gradient.dtype)
         self.given_centre = None
@@ -229,6 +210,27 @@ class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
         self.gradient(self.initial, self.gradient.draw_probe(np.random.default_rng(0)))
         self._warn_of_jumps()
         add_end_of_run_check(temperature_warnings)
+
+    def _warn_of_other_steps(self, model, data):
+        others = ", ".join(name for name, _ in self.gradient.given_types)
+        if others and minibatch_outputs([model.logp()]):
+            warnings.warn(
+                f"{type(self).__name__} leaves {others} to other steps, and the model has a "
+                "pm.Minibatch. Unless these are stochastic-gradient steps, too, they sample a density "
+                "that changes at every call, and the posterior is wrong: use the model of all data "
+                "with batch_size.",
+                UserWarning,
+                stacklevel=4,
+            )
+        if data is not None and self.gradient.likelihood_needs_others:
+            needed = ", ".join(self.gradient.needed_by_likelihood)
+            warnings.warn(
+                f"{type(self).__name__}(data=...) leaves {needed} to other steps. These see only the "
+                "rows that the model itself holds, and make the posterior wrong, unless they are "
+                "stochastic-gradient steps with the same data.",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def _warn_of_jumps(self):
         rows = self.gradient.draw_probe(np.random.default_rng(0))
@@ -548,46 +550,3 @@ class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
     def competence(var, has_grad):
         """Never assigned to a variable by PyMC itself: minibatches are the user's choice."""
         return Competence.INCOMPATIBLE
-
-
-def _checked_preconditioner(preconditioner, d, schedule):
-    """Check the argument: "auto" is 1 with a given learning rate, whose unit it would change."""
-    if isinstance(preconditioner, str):
-        if preconditioner not in ("auto", "diag", "dense"):
-            raise ValueError(
-                f'preconditioner={preconditioner!r}: pass "auto", None, "diag", "dense" or an array '
-                f"of shape ({d},) or ({d}, {d})."
-            )
-        if preconditioner == "dense":
-            check_matrix_size('preconditioner="dense"', d)
-        return None if preconditioner == "auto" and schedule is not None else preconditioner
-    if preconditioner is not None:
-        preconditioner_factor(preconditioner, d)
-        preconditioner = np.asarray(preconditioner, dtype=float)
-    return preconditioner
-
-
-def _as_schedule(learning_rate):
-    if callable(learning_rate):
-        return partial(_rate, learning_rate)
-    if not is_number(learning_rate):
-        raise ValueError(
-            f'learning_rate={learning_rate!r}: pass "auto", a number above zero or a schedule t -> η_t from '
-            "pymc_sghmc.schedules. About 0.01 times the smallest posterior variance is a "
-            "cautious start."
-        )
-    eta = float(learning_rate)
-    if not (eta > 0 and math.isfinite(eta)):
-        raise ValueError(f"learning_rate={learning_rate!r}: must be finite and above zero.")
-    return constant(eta)
-
-
-def _rate(schedule, t) -> float:
-    """η_t as a Python number: NumPy's would turn a float32 chain into float64."""
-    eta = schedule(t)
-    if not (is_number(eta) and eta > 0 and math.isfinite(eta)):
-        raise Fault(
-            f"learning_rate: the schedule gives {eta} at inner step {t}; rates must be finite "
-            "numbers above zero"
-        )
-    return float(eta)
