@@ -220,7 +220,8 @@ class SGHMC(StochasticGradientStep):
         self.integrator = integrator
         self.update = update if integrator == "euler" else baoab.update
         self.friction = "auto" if is_auto else float(friction)
-        self.beta_hat, self.full = None, noise_estimate == "full"
+        self.beta_hat = None
+        self.full = isinstance(noise_estimate, str) and noise_estimate == "full"
         self.estimated = isinstance(noise_estimate, str) and noise_estimate in ("diag", "full")
         self.compensates = isinstance(noise_estimate, str) and noise_estimate == "auto"
         if isinstance(noise_estimate, str) and not (self.estimated or self.compensates):
