@@ -107,15 +107,15 @@ class GammaGibbs(ByHandle, ChainSetup):
     >>> import numpy as np, pymc as pm
     >>> from pymc_sghmc import SGHMC, GammaGibbs
     >>> rng = np.random.default_rng(0)
-    >>> group, effects = np.repeat(np.arange(50), 1000), rng.normal(0, 0.5, 50)
-    >>> y = rng.normal(effects[group], 2.0)
+    >>> group, effects = np.repeat(np.arange(50), 200), rng.normal(0, 0.5, 50)
+    >>> y = rng.normal(effects[group], 1.0)
     >>> with pm.Model():
     ...     lam = pm.Gamma("lam", 1.0, 1.0)
     ...     tau = pm.Gamma("tau", 1.0, 1.0)
     ...     effect = pm.Normal("effect", 0.0, tau=lam, shape=50)
     ...     _ = pm.Normal("y", effect[pm.Data("group", group)], tau=tau, observed=y)
-    ...     steps = [SGHMC([effect, tau], batch_size=500), GammaGibbs([lam])]
-    ...     idata = pm.sample(500, tune=500, chains=2, step=steps, random_seed=1, progressbar=False)
+    ...     steps = [SGHMC([effect, tau], batch_size=100), GammaGibbs([lam])]
+    ...     idata = pm.sample(300, tune=300, chains=2, step=steps, random_seed=1, progressbar=False)
     >>> exact = 26 / (1 + (effects**2).sum() / 2)  # if the effects were known
     >>> bool(abs(idata.posterior["lam"].mean() / exact - 1) < 0.1)
     True

@@ -4,8 +4,12 @@
 import os
 
 # Before PyTensor is imported: PyMC's own helper functions (initial points, deterministics, priors)
-# compile in Python, and Numba keeps what it compiled between runs.
-os.environ["PYTENSOR_FLAGS"] = "mode=FAST_COMPILE," + os.environ.get("PYTENSOR_FLAGS", "")
+# compile in Python, and Numba keeps what it compiled between runs. C and Numba optimise little, as
+# compiling takes longer than what is compiled runs.
+os.environ["PYTENSOR_FLAGS"] = "mode=FAST_COMPILE,gcc__cxxflags=-O0," + os.environ.get(
+    "PYTENSOR_FLAGS", ""
+)
+os.environ.setdefault("NUMBA_OPT", "1")
 os.environ.setdefault("MPLBACKEND", "agg")
 # PyMC's ZarrTrace pickles states and warnings, which newer versions of numcodecs read on request.
 os.environ.setdefault("NUMCODECS_ALLOW_UNSAFE_PICKLE_DECODE", "1")

@@ -4,6 +4,8 @@ import copy
 import itertools
 import pickle
 
+from functools import cache
+
 import arviz as az
 import cloudpickle
 import numpy as np
@@ -57,6 +59,14 @@ def run_chain(step, point, n):
         positions.append(np.concatenate([np.ravel(point[name]) for name in step.var_names]))
         stats.append(row)
     return np.array(positions), {key: np.array([s[key] for s in stats]) for key in stats[0]}, point
+
+
+@cache
+def built(batch_size, copy):
+    """One of two equal steps of three inner steps."""
+    return SGHMC(
+        batch_size=batch_size, n_steps=3, model=linear_regression(200), compile_kwargs=FAST
+    )
 
 
 def started(step, seed=0):
@@ -273,7 +283,7 @@ def test_without_tuning_it_is_right(model):
     covariance = np.linalg.inv(target.H)
     with target.model():
         step = SGHMC(batch_size=50, compile_kwargs=C)
-        idata = pm.sample(1500, tune=0, chains=4, cores=2, step=step, random_seed=3, **QUIET)
+        idata = pm.sample(800, tune=0, chains=4, cores=2, step=step, random_seed=3, **QUIET)
     found = discrepancies(
         idata.posterior["mu"].values[:, 50:], target.mean, np.sqrt(np.diag(covariance))
     )
@@ -301,10 +311,7 @@ def test_same_seed_gives_the_same_draws_whatever_the_cores_and_runs(model, sampl
 @pytest.mark.parametrize("tuned_only", [True, False])
 @pytest.mark.parametrize("batch_size", [20, None])
 def test_restored_state_goes_on_exactly(model, n_tuned, tuned_only, batch_size):
-    def build():
-        return SGHMC(batch_size=batch_size, n_steps=3, model=model, compile_kwargs=FAST)
-
-    step = started(build())
+    step, other = started(built(batch_size, 0)), built(batch_size, 1)
     _, _, point = run_chain(step, model.initial_point(), n_tuned)
     if not tuned_only:
         step.stop_tuning()
@@ -312,7 +319,7 @@ def test_restored_state_goes_on_exactly(model, n_tuned, tuned_only, batch_size):
     state = copy.deepcopy(step.sampling_state)
     saved = pickle.loads(cloudpickle.dumps(step.sampling_state))
     expected, stats, _ = run_chain(step, point, 40)
-    for target, memory in ((step, state), (build(), saved)):
+    for target, memory in ((step, state), (other, saved)):
         target.sampling_state = memory
         positions, again, _ = run_chain(target, point, 40)
         np.testing.assert_array_equal(positions, expected)
@@ -428,11 +435,11 @@ def test_two_steps_of_its_own_kind(blocked):
             step = [SGHMC([a], **settings), SGLD([b], n_steps=50, **settings)]
         else:
             step = SGHMC(blocked=False, **settings)
-        idata = pm.sample(1000, tune=300, chains=4, cores=2, step=step, random_seed=2, **QUIET)
+        idata = pm.sample(600, tune=300, chains=4, cores=2, step=step, random_seed=2, **QUIET)
     draws = np.stack([idata.posterior[name].values for name in "ab"], axis=-1)
     found = discrepancies(draws, np.linalg.solve(H, A.T @ y), np.sqrt(np.diag(np.linalg.inv(H))))
     assert not found, found
-    assert idata.sample_stats["learning_rate"].shape == (4, 1000, 2)
+    assert idata.sample_stats["learning_rate"].shape == (4, 600, 2)
 
 
 # --- Where the centre doesn't serve, and where the curvature grows
@@ -455,7 +462,7 @@ def test_two_modes_fall_back_to_plain_minibatches():
             "y", [0.5, 0.5], [pm.Normal.dist(theta, 1), pm.Normal.dist(-theta, 1)], observed=y
         )
         step = SGHMC(batch_size=20, compile_kwargs=C)
-        idata = pm.sample(2000, tune=500, chains=4, cores=2, step=step, random_seed=1, **QUIET)
+        idata = pm.sample(1200, tune=500, chains=4, cores=2, step=step, random_seed=1, **QUIET)
     x = idata.posterior["theta"].values
     squares = x**2
     assert abs(squares.mean() / square - 1) < 0.1 + 4 * scalar(az.mcse, squares) / square

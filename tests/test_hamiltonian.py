@@ -73,7 +73,7 @@ def errors(x, mean, second):
     )
 
 
-def sample(draws=1500, tune=400, **settings):
+def sample(draws=1000, tune=400, **settings):
     settings = {"chains": 2, "cores": 1, "random_seed": 8, **QUIET, **settings}
     return pm.sample(draws, tune=tune, **settings)
 
@@ -199,7 +199,7 @@ def test_mixes_with_metropolis_and_nuts():
         b = pm.Normal("b", a, 1)
         pm.Normal("y", b, 0.5, observed=y)
         steps = [pm.Metropolis([k]), build(model, vars=[a]), pm.NUTS([b], compile_kwargs=FAST)]
-        idata = sample(1500, tune=300, step=steps, cores=2)
+        idata = sample(1000, tune=300, step=steps)
     values = np.arange(4)
     weights = np.array([1, 3, 3, 1]) * np.exp(-((y - values) ** 2) / 2 / 2.25)
     weights /= weights.sum()
@@ -326,7 +326,7 @@ def test_transformed_unknowns_have_their_moments():
         pm.HalfNormal("s", 1)
         pm.Beta("p", 2, 3)
         pm.Dirichlet("w", [1.0, 2.0, 3.0])
-        posterior = sample(700, tune=300, step=build(model), cores=2).posterior
+        posterior = sample(500, tune=300, step=build(model)).posterior
     assert errors(posterior["s"], (2 / math.pi) ** 0.5, 1) < LIMIT
     assert errors(posterior["p"], 0.4, 0.2) < LIMIT
     assert errors(posterior["w"], np.array([1, 2, 3]) / 6, np.array([2, 6, 12]) / 42) < LIMIT
@@ -337,7 +337,7 @@ def test_moments_are_right_with_any_memory(memory, d):
     scales = np.geomspace(0.1, 10, d)
     with pm.Model() as model:
         pm.Normal("x", 1, scales, shape=d)
-        idata = sample(1500, tune=500, step=build(model, memory=memory))
+        idata = sample(1000, tune=400, step=build(model, memory=memory))
     assert errors(idata.posterior["x"], 1, 1 + scales**2) < LIMIT
 
 

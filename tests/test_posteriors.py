@@ -109,6 +109,7 @@ def sample(
     cores=4,
     model=None,
     preconditioner=None,
+    mode="NUMBA",
     **settings,
 ):
     """Run four chains from starting points drawn with twice the posterior's sds."""
@@ -118,7 +119,7 @@ def sample(
     rng = np.random.default_rng(seed)
     starts = rng.multivariate_normal(reference.mode, 4 * reference.laplace, size=4)
     with model:
-        step = sampler(preconditioner=preconditioner, compile_kwargs={"mode": "NUMBA"}, **settings)
+        step = sampler(preconditioner=preconditioner, compile_kwargs={"mode": mode}, **settings)
         return pm.sample(
             draws,
             tune=tune,
@@ -208,6 +209,7 @@ def test_sgld_samples_the_reference_posterior(data, name):
 
 
 QUICK = dict(batch_size=1000, learning_rate=0.015, friction=0.25, n_steps=10, cores=2)
+WRONG = dict(QUICK, draws=250, tune=50, mode="FAST_COMPILE")  # a wrong target shows soon
 
 
 def test_sghmc_samples_the_wells_posterior(data):
@@ -221,15 +223,16 @@ def test_check_fails_with_half_of_the_data(data):
     reference = references.wells(data)
     X, y = references.wells_data(data)
     model = references.logistic_model(X[::2], y[::2])
-    report = measure(sample(reference, PaperSGHMC, 1, draws=1000, model=model, **QUICK), reference)
+    report = measure(sample(reference, PaperSGHMC, 1, model=model, **WRONG), reference)
     assert "variance" in discrepancies(report), report
+    assert report.ratio / report.temperature - 1 > TOLERANCE + 4 * report.gap_error, report
 
 
 def test_check_fails_with_a_shifted_prior(data):
     reference = references.wells(data)
     prior = np.array([0.1, 0, 0]), np.array([0.1, 100, 100])
     model = references.logistic_model(*references.wells_data(data), prior)
-    report = measure(sample(reference, PaperSGHMC, 1, draws=1000, model=model, **QUICK), reference)
+    report = measure(sample(reference, PaperSGHMC, 1, model=model, **WRONG), reference)
     assert "mean" in discrepancies(report), report
 
 

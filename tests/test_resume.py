@@ -124,7 +124,8 @@ def assert_same(idata, path, name="sghmc"):
 
 def rest(path, name="sghmc", **options):
     with model(name):
-        return resume(path, step=steps(name), **OPTIONS | {"cores": 1, **options})
+        step = options.pop("step", None) or steps(name)
+        return resume(path, step=step, **OPTIONS | {"cores": 1, **options})
 
 
 # name, cores, draws_per_chunk, and where SIGKILL comes: while tuning, at its end, after it
@@ -313,18 +314,19 @@ def test_another_run_is_refused_before_anything_is_changed(killed, options, mess
 
 
 def test_what_cannot_be_resumed_is_said(tmp_path):
+    step = steps("sghmc")
     with pytest.raises(ValueError, match=r"there is nothing at this path"):
-        rest(tmp_path / "absent")
+        rest(tmp_path / "absent", step=step)
     with pytest.raises(ValueError, match=r"no run of pm.sample is stored there"):
-        rest(tmp_path)
+        rest(tmp_path, step=step)
     new_trace(tmp_path)
     with pytest.raises(ValueError, match=r"no run of pm.sample is stored there"):
-        rest(tmp_path)
+        rest(tmp_path, step=step)
     stop_at(tmp_path, 0, 5, draws_per_chunk=10)
     with pytest.raises(ValueError, match=r"before any draws were stored"):
-        rest(tmp_path)
+        rest(tmp_path, step=step)
     stop_at(tmp_path, 0, 5, include_transformed=False, draws_per_chunk=1)
     with pytest.raises(ValueError, match=r"sigma_log__ isn't stored.*include_transformed=True"):
-        rest(tmp_path)
+        rest(tmp_path, step=step)
     with pytest.raises(ValueError, match="in memory"):
-        rest(ZarrTrace())
+        rest(ZarrTrace(), step=step)

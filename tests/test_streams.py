@@ -317,9 +317,11 @@ def sampled(rows, data, draws=300, tune=100, cores=1, settings=None, **options):
 def test_posterior_with_automatic_settings(rows, kind):
     data = rows if kind in ("arrays", "epochs") else ArrayLoader(rows, block_rows=50)
     settings = {"replace": kind != "epochs"}
+    n_draws = 300
     if kind == "plain loader":
         settings |= {"gradient": "plain", "n_steps": 20}
-    draws = sampled(rows, data, settings=settings)
+        n_draws = 200
+    draws = sampled(rows, data, n_draws, settings=settings)
     mean, covariance = posterior(rows)
     inflated = covariance * (1.05 if kind == "plain loader" else 1.0)  # no more than target_bias
     z = errors(draws, mean, covariance)

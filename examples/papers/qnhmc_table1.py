@@ -162,7 +162,7 @@ def main():
     args = parser.parse_args()
     warnings.simplefilter("ignore")  # PyMC's, of one chain and of BLAS
     logging.getLogger("pymc").setLevel(logging.CRITICAL)
-    draws, own_draws = (6000, 500) if args.quick else (args.draws, 5000)
+    draws, own_draws = (4000, 300) if args.quick else (args.draws, 5000)
     rng = np.random.default_rng([args.seed, 0])
     far = benchmark.START_SCALE * rng.standard_normal(benchmark.D)
     inside = np.linalg.cholesky(benchmark.COVARIANCE) @ rng.standard_normal(benchmark.D)

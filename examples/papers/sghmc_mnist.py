@@ -39,8 +39,8 @@ METHODS = {
 SCORES = {"error": "test error, %", "log_loss": "log-loss", "ece": "calibration error, %"}
 FULL = {"method": list(METHODS), "passes": 800, "chains": 4, "cores": 4}
 FULL |= {"rows": 50_000, "hidden": 100, "burn_in": 50, "save_seconds": 60}
-QUICK = {"method": ["momentum", "sghmc"], "passes": 40, "chains": 2, "cores": 1}
-QUICK |= {"rows": 10_000, "hidden": 20, "burn_in": 10, "save_seconds": 5}
+QUICK = {"method": ["momentum", "sghmc"], "passes": 20, "chains": 2, "cores": 1}
+QUICK |= {"rows": 10_000, "hidden": 20, "burn_in": 8, "save_seconds": 5}
 
 
 def digits(part):
@@ -115,7 +115,7 @@ class Experiment:
         rngs = [np.random.default_rng([args.seed, chain]) for chain in range(args.chains)]
         starts = [{k: r.normal(0, 0.1, point[k].shape).astype("f4") for k in WEIGHTS} for r in rngs]
         steps = [self.step()]
-        self.notes = self.notes or times(steps[0], starts[0])
+        self.notes = self.notes or times(steps[0], starts[0], 3 if args.quick else 10)
         if self.has_precisions:
             steps.append(GammaGibbs([self.model[name] for name in PRECISIONS], model=self.model))
         options = {"initvals": starts, "seed": args.seed, "cores": args.cores, "var_names": ["a"]}
@@ -152,7 +152,7 @@ class Experiment:
         options = {"chains": args.chains, "cores": args.cores, "compute_convergence_checks": False}
         options |= {"initvals": self.predictions.points, "random_seed": args.seed}
         with self.model:
-            idata = pm.sample(20, tune=0, step=steps, **options)
+            idata = pm.sample(5 if args.quick else 20, tune=0, step=steps, **options)
             pm.set_data({"x": images, "y": labels})  # of y only the number counts
             drawn = pm.sample_posterior_predictive(idata, var_names=["digit"], random_seed=1)
         counts = np.bincount(drawn.posterior_predictive["digit"].values.ravel(), minlength=10)
@@ -176,7 +176,7 @@ class Experiment:
         return {"last weights": (single, together), "average of iterates": averaged}
 
 
-def times(step, start, turns=10):
+def times(step, start, turns):
     """Microseconds of an inner step, and of the compiled minibatch gradient called alone."""
     point, position = step.start_point | start, step.initial.copy()
     rng, found = np.random.default_rng(0), []

@@ -219,8 +219,8 @@ def main():
         path or common.data_folder() / "movielens/ml1m.npz", args.seed
     )
     if args.quick:  # the first thousand users, few steps of few ratings
-        args.rank, args.batch_size, args.n_steps, args.burn_in = 4, 1000, 500, 4
-        args.draws, args.chains, args.cores = 10, 2, 1
+        args.rank, args.batch_size, args.n_steps, args.burn_in = 4, 1000, 300, 4
+        args.draws, args.chains, args.cores = 8, 2, 1
         args.method, args.fold = ["SGD with momentum", "SGHMC"], [0]
         few = ratings.user < 1000
         ratings, folds = ratings.where(few), folds[few]

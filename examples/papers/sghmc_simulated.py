@@ -171,7 +171,7 @@ def figure_1(axes, quick, seed):
         draws, accepted = hmc(*variant, 20 + n_draws, 50 * n_runs, rng)
         found[name] = shares(draws[:, 20:].reshape(n_runs, 50, -1))
         rows[name] = [50 * n_draws * REDRAW, n_runs, accepted if variant[1] else None]
-    draws, noise = sample_sghmc(10_000 if quick else 100_000, seed)
+    draws, noise = sample_sghmc(6000 if quick else 100_000, seed)
     found["SGHMC"] = shares(draws.reshape(4, 20, -1))
     rows["SGHMC"] = [10 * draws.shape[1], 4, None]
 
