@@ -107,8 +107,8 @@ class GammaGibbs(ByHandle, ChainSetup):
     >>> import numpy as np, pymc as pm
     >>> from pymc_sghmc import SGHMC, GammaGibbs
     >>> rng = np.random.default_rng(0)
-    >>> group, effects = np.repeat(np.arange(50), 200), rng.normal(0, 0.5, 50)
-    >>> y = rng.normal(effects[group], 1.0)
+    >>> group, effects = np.repeat(np.arange(50), 40), rng.normal(0, 0.5, 50)
+    >>> y = rng.normal(effects[group], 0.3)
     >>> with pm.Model():
     ...     lam = pm.Gamma("lam", 1.0, 1.0)
     ...     tau = pm.Gamma("tau", 1.0, 1.0)

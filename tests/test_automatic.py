@@ -401,7 +401,9 @@ def conditional_model():
     return model, mean, np.sqrt(variance)
 
 
-@pytest.mark.parametrize("gradient", ["auto", "control_variates"])
+@pytest.mark.parametrize(
+    "gradient", ["auto", pytest.param("control_variates", marks=pytest.mark.slow)]
+)
 def test_mixes_with_nuts_and_metropolis(gradient):
     model, mean, sd = conditional_model()
     with model:
@@ -462,7 +464,7 @@ def test_two_modes_fall_back_to_plain_minibatches():
             "y", [0.5, 0.5], [pm.Normal.dist(theta, 1), pm.Normal.dist(-theta, 1)], observed=y
         )
         step = SGHMC(batch_size=20, compile_kwargs=C)
-        idata = pm.sample(1200, tune=500, chains=4, cores=2, step=step, random_seed=1, **QUIET)
+        idata = pm.sample(1200, tune=500, chains=2, cores=2, step=step, random_seed=1, **QUIET)
     x = idata.posterior["theta"].values
     squares = x**2
     assert abs(squares.mean() / square - 1) < 0.1 + 4 * scalar(az.mcse, squares) / square
@@ -481,8 +483,15 @@ def growing_curvature(power):
     return model, np.sqrt(np.average(grid**2, weights=weights))
 
 
-@pytest.mark.parametrize("sampler", [SGHMC, SGLD])
-@pytest.mark.parametrize("power", [4, 6])
+@pytest.mark.parametrize(
+    ("power", "sampler"),
+    [
+        (4, SGHMC),
+        (6, SGLD),
+        pytest.param(4, SGLD, marks=pytest.mark.slow),
+        pytest.param(6, SGHMC, marks=pytest.mark.slow),
+    ],
+)
 def test_curvature_that_grows_away_from_the_mode(sampler, power):
     model, sd = growing_curvature(power)
     with model:

@@ -17,14 +17,11 @@ sys.path.insert(0, str(PAPERS))
 # Without data of ours, and with.
 ALONE = ["sghmc_simulated", "qnhmc_table1"]
 ON_DATA = ["sghmc_mnist", "sghmc_movielens", "qnhmc_table2", "qnhmc_table3"]
-# Many calls of few functions: C is worth its compilation. The others have many functions.
-IN_C = ["sghmc_simulated", "qnhmc_table2"]
+SLOW = ["qnhmc_table2", "qnhmc_table3"]  # what they share with the others is tested with these
 
 
 def run(name, folder, *options):
-    flags = os.environ["PYTENSOR_FLAGS"]
-    if name in IN_C:
-        flags = flags.replace("mode=FAST_COMPILE", "mode=CVM")
+    flags = os.environ["PYTENSOR_FLAGS"].replace("mode=FAST_COMPILE", "mode=CVM")
     return subprocess.run(
         [sys.executable, PAPERS / f"{name}.py", folder, "--quick", *options],
         env={**os.environ, "PYTENSOR_FLAGS": flags},
@@ -46,7 +43,10 @@ def test_experiments_without_data_run(name, tmp_path):
     check_outputs(name, tmp_path, run(name, tmp_path))
 
 
-@pytest.mark.parametrize("name", ON_DATA)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ON_DATA],
+)
 def test_experiments_on_data_run(name, tmp_path, data):
     check_outputs(name, tmp_path, run(name, tmp_path))
 

@@ -314,7 +314,7 @@ def through_the_step(name, adapt, settings, n=11_000, tune=1000):
 
 LITERAL = [
     ("quartic", {"n_steps": 3, "step_size": 0.1}),
-    ("t5", {"n_steps": 3, "step_size": 0.1}),
+    pytest.param("t5", {"n_steps": 3, "step_size": 0.1}, marks=SLOW),
     pytest.param("quartic", {"n_steps": 10, "step_size": 0.03, "mass": "identity"}, marks=SLOW),
 ]
 

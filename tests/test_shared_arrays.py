@@ -407,7 +407,7 @@ def run(script, tmp_path, *arguments):
     ("method", "kind", "expected"),
     [
         ("fork", "array", 1),  # the model's own
-        ("spawn", "array", 2),  # one for all processes
+        pytest.param("spawn", "array", 2, marks=pytest.mark.slow),  # one for all processes
         pytest.param("forkserver", "array", 2, marks=pytest.mark.slow),
         ("fork", "memmap", 0),
         pytest.param("spawn", "memmap", 0, marks=pytest.mark.slow),
