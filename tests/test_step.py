@@ -3,6 +3,7 @@
 import copy
 import itertools
 import pickle
+import tracemalloc
 
 import cloudpickle
 import numpy as np
@@ -189,6 +190,16 @@ def test_noise_estimate_in_diag_needs_no_matrix(model):
     full = build(SAMPLERS[0], model, noise_estimate="full")
     full.step(model.initial_point())
     assert full.noise_covariance.shape == (3, 3)
+
+    d = 2000
+    with pm.Model():
+        pm.Normal("y", pm.Normal("b", shape=d)[np.arange(50) % 7], 1, observed=np.zeros(50))
+        step = PaperSGHMC(learning_rate=1e-4, batch_size=20, compile_kwargs=FAST)
+    tracemalloc.start()
+    step.gradient.noise_covariance(np.zeros(d), np.random.default_rng(0))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < d * d  # bytes: an eighth of a matrix
 
 
 def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(model):
