@@ -78,10 +78,9 @@ class AutomaticSettings:
         try:
             self._set_up(self.initial)
         except NonFinite:
-            odd = self.gradient.odd_values()
-            if odd:
+            if self.gradient.odd_values() == "missing values":
                 raise ValueError(
-                    f"The data of the likelihood have {odd}. Drop these rows, or impute them "
+                    "The data of the likelihood have missing values. Drop these rows, or impute them "
                     "beforehand."
                 ) from None
             return  # pm.sample may start elsewhere; if not, the first draw says what is wrong

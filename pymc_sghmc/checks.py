@@ -13,6 +13,7 @@ from pymc_sghmc.schedules import constant
 
 __all__ = [
     "check_matrix_size",
+    "checked_schedule",
     "continuous_variables",
     "is_number",
     "starting_point",

@@ -76,7 +76,9 @@ def _one_thread():
 class ChainSetup(BlockedStep):
     """Gives a step method one hook, ``begin_chain(rng)``, before each chain.
 
-    Its draws are to be made ``with self.one_blas_thread()``. PyMC 5.28 calls ``set_rng(rng)``, PyMC 6 ``setup_chain(rng, tune, draws)``, both with the
+    Its draws are to be made ``with self.one_blas_thread()``.
+
+    PyMC 5.28 calls ``set_rng(rng)``, PyMC 6 ``setup_chain(rng, tune, draws)``, both with the
     generator of that chain and before its first draw, in workers too. With PyMC 5's end, delete
     ``set_rng``.
     """

@@ -233,6 +233,8 @@ class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
             )
 
     def _warn_of_jumps(self):
+        if not self.gradient.conditional:
+            return
         rows = self.gradient.draw_probe(np.random.default_rng(0))
         some = tuple(idx[:: 1 + len(idx) // MANY_ROWS] for idx in rows)
         ends = np.cumsum(self.sizes)
@@ -513,15 +515,19 @@ class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
             where = f"the {what} of {self._name_of(first[0] if len(first) else 0)} is not finite"
         given = ", ".join(name for name, _ in self.gradient.given_types)
         others = f", or look at the steps that sample {given}" if given else ""
-        odd = self.gradient.odd_values(error.minibatch)
-        if odd:
-            rows = "the data" if error.minibatch is None else "these rows of the data"
+        odd = ""
+        if np.isfinite(error.position).all():  # else the chain ran away, whatever the data
+            odd = self.gradient.odd_values(error.minibatch)
+        rows = "the data" if error.minibatch is None else "these rows of the data"
+        if odd == "missing values":
             return f"{where}: {rows} have {odd}. Drop such rows"
         if self.state is None and not self._is_finite_at(self.start):
             return (
                 f"{where} at the starting point. Check the model with model.debug(), or pass other "
                 f"initvals to pm.sample{others}"
             )
+        if odd:  # they may be bounds
+            return f"{where}: {rows} have {odd}. Drop such rows, if they aren't bounds"
         return (
             f"{where} at inner step {t} (draw {t // self.n_steps} of this chain) with "
             f"learning_rate={eta:.3g}. Try learning_rate={eta / 10:.2g}{others}"
