@@ -188,7 +188,7 @@ def main():
     path = common.Path(args.ratings) if args.ratings else None
     ratings, _ = movielens.read_ratings(path or common.data_folder() / "movielens/ml1m.npz")
     if args.quick:  # the first five hundred users
-        args.rank, args.draws, args.burn_in, args.maxeval = 3, 20, 10, 40
+        args.rank, args.draws, args.burn_in, args.maxeval = 3, 30, 10, 60
         args.method = ["MAP", "HMC", "QNHMC"]
         ratings = ratings.where(ratings.user < 500)
     held_out = np.random.default_rng(args.seed).random(len(ratings.user)) < 0.1
