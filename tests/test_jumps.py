@@ -1,5 +1,7 @@
 """Log-densities that jump are warned of, those that have kinks or bounds alone are not."""
 
+import warnings
+
 import numpy as np
 import pymc as pm
 import pytensor
@@ -147,11 +149,19 @@ def test_jumps_are_warned_of(build, batch_size):
             SGHMC(batch_size=batch_size, **BY_HAND)
 
 
+def warned_of(*vars):
+    """Build a step and return what it warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        SGHMC(*vars, batch_size=50, **BY_HAND)
+    return [str(warning.message) for warning in caught if "jumps" in str(warning.message)]
+
+
 @pytest.mark.parametrize("build", NO_JUMPS)
 def test_kinks_bounds_and_steep_slopes_are_no_jumps(build):
     with pm.Model():
         build()
-        SGHMC(batch_size=50, **BY_HAND)  # warnings are errors here
+        assert not warned_of()
 
 
 def test_jumps_are_found_in_single_precision():
@@ -164,13 +174,14 @@ def test_jumps_are_found_in_single_precision():
                 SGHMC(batch_size=50, **BY_HAND)
         with pm.Model():
             pm.Normal("y", pm.math.switch(x < 0.4, pm.Normal("a"), 1), 0.5, observed=y)
-            SGHMC(batch_size=50, **BY_HAND)
+            assert not warned_of()
 
 
 def test_unknowns_of_other_steps_may_jump():
     with pm.Model() as model:
         threshold_of_unknowns()
-        SGHMC([model["level"], model["sigma"]], batch_size=50, **BY_HAND)
+        assert not warned_of([model["level"], model["sigma"]])
+        assert warned_of()
 
 
 @pytest.mark.parametrize("jumps", [True, False])
