@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from stationary import baoab_map, sghmc_map, sgld_map, stationary_covariance
 
-from pymc_sghmc.tuning import critical_friction, inflation
+from pymc_sghmc.tuning.budget import critical_friction, inflation
 
 ONE = np.eye(1)
 

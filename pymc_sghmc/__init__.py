@@ -7,12 +7,12 @@ checks of a finished run in `pymc_sghmc.diagnostics`, data that don't fit into m
 """
 
 from pymc_sghmc import diagnostics, loaders, schedules
-from pymc_sghmc.gamma_gibbs import GammaGibbs
-from pymc_sghmc.hmc_bfgs import HMCBFGS
-from pymc_sghmc.qnhmc import QNHMC
-from pymc_sghmc.resume import resume
-from pymc_sghmc.sghmc import SGHMC
-from pymc_sghmc.sgld import SGLD
+from pymc_sghmc.exact.gamma_gibbs import GammaGibbs
+from pymc_sghmc.exact.hmc_bfgs import HMCBFGS
+from pymc_sghmc.exact.qnhmc import QNHMC
+from pymc_sghmc.runs.resume import resume
+from pymc_sghmc.samplers.sghmc import SGHMC
+from pymc_sghmc.samplers.sgld import SGLD
 
 __version__ = "0.1.0"
 

@@ -18,7 +18,7 @@ from glob import glob
 
 import numpy as np
 
-from pymc_sghmc.sources import check_file
+from pymc_sghmc.rows.sources import check_file
 
 __all__ = ["ArrayLoader", "ParquetLoader"]
 

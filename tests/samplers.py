@@ -5,7 +5,8 @@ from functools import partial
 
 import stationary
 
-from pymc_sghmc import SGHMC, SGLD, baoab, sghmc, sgld
+from pymc_sghmc import SGHMC, SGLD
+from pymc_sghmc.samplers import baoab, sghmc, sgld
 
 # The papers' algorithms to the letter: a setting that is left out would be found while tuning.
 PLAIN = {"gradient": "plain"}

@@ -10,8 +10,8 @@ import pytensor.tensor as pt
 
 from scipy.linalg import block_diag, solve_discrete_lyapunov
 
-from pymc_sghmc.preconditioners import PreconditionedGradient
-from pymc_sghmc.thermometer import Thermometer
+from pymc_sghmc.gradients.coordinates import PreconditionedGradient
+from pymc_sghmc.gradients.thermometer import Thermometer
 
 # A correlated target, its gradient noise, and the coordinates in which the laws are tested.
 H = np.array([[2.0, 0.6, -0.3], [0.6, 1.0, 0.4], [-0.3, 0.4, 1.5]])

@@ -15,8 +15,9 @@ import references
 
 from targets import GaussianMean, linear_regression
 
-from pymc_sghmc import SGHMC, SGLD, automatic, schedules
-from pymc_sghmc.tuning import MAX_LEARNING_RATE
+from pymc_sghmc import SGHMC, SGLD, schedules
+from pymc_sghmc.tuning import automatic
+from pymc_sghmc.tuning.budget import MAX_LEARNING_RATE
 
 FAST = {"mode": "FAST_COMPILE"}
 C = {"mode": "CVM"}
@@ -202,7 +203,7 @@ def test_given_settings_are_never_changed(model, name):
         centre = [0.9, -0.9, np.log(0.75)]
         np.testing.assert_allclose(step.setup.centre.position, centre, rtol=1e-14)
     if "integrator" in given:
-        assert step.integrator == "euler" and step.update.__module__ == "pymc_sghmc.sghmc"
+        assert step.integrator == "euler" and step.update.__module__ == "pymc_sghmc.samplers.sghmc"
     # Without the rest being given, the rest is found: no setting is NaN.
     assert (kept["learning_rate"] > 0).all() and (kept["friction"] > 0).all()
     if step.schedule is None:

@@ -18,7 +18,8 @@ from stationary import (
     with_gradient,
 )
 
-from pymc_sghmc import SGHMC, baoab, sghmc
+from pymc_sghmc import SGHMC
+from pymc_sghmc.samplers import baoab, sghmc
 
 FAST = {"mode": "FAST_COMPILE"}
 BETA_HAT = np.array([[0.05, 0.02, 0.0], [0.02, 0.04, -0.01], [0.0, -0.01, 0.06]])

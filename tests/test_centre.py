@@ -8,10 +8,11 @@ import pytest
 
 from targets import linear_regression
 
-from pymc_sghmc import SGHMC, centre
-from pymc_sghmc.centre import NEAR, find_centre, largest_curvature
-from pymc_sghmc.gradients import MinibatchGradient
-from pymc_sghmc.setup import same_inputs, unconstrained_point
+from pymc_sghmc import SGHMC
+from pymc_sghmc.gradients.gradients import MinibatchGradient
+from pymc_sghmc.tuning import centre
+from pymc_sghmc.tuning.centre import NEAR, find_centre, largest_curvature
+from pymc_sghmc.tuning.setup import same_inputs, unconstrained_point
 
 FAST = {"mode": "FAST_COMPILE"}
 

@@ -12,9 +12,10 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pymc_sghmc import SGHMC, gradients
-from pymc_sghmc.control_variates import ControlVariates
-from pymc_sghmc.gradients import MinibatchGradient
+from pymc_sghmc import SGHMC
+from pymc_sghmc.gradients import gradients
+from pymc_sghmc.gradients.control_variates import ControlVariates
+from pymc_sghmc.gradients.gradients import MinibatchGradient
 
 FAST = {"mode": "FAST_COMPILE"}
 N, D = 9, 2

@@ -8,8 +8,8 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from pymc_sghmc.gradients import MinibatchGradient
-from pymc_sghmc.preconditioners import PreconditionedGradient, preconditioner_factor
+from pymc_sghmc.gradients.coordinates import PreconditionedGradient, preconditioner_factor
+from pymc_sghmc.gradients.gradients import MinibatchGradient
 
 FAST = {"mode": "FAST_COMPILE"}
 N, D = 9, 2

@@ -17,9 +17,10 @@ from targets import linear_regression
 from test_hamiltonian import begin, run, same, sample
 from test_qnhmc import DENSITIES, LIMIT, double_well, full, gaussian, spd
 
-from pymc_sghmc import HMCBFGS, hmc_bfgs
-from pymc_sghmc.hmc_bfgs import HMCBFGSState
-from pymc_sghmc.leapfrog import leapfrog
+from pymc_sghmc import HMCBFGS
+from pymc_sghmc.exact import hmc_bfgs
+from pymc_sghmc.exact.hmc_bfgs import HMCBFGSState
+from pymc_sghmc.exact.leapfrog import leapfrog
 
 FAST = {"mode": "FAST_COMPILE"}
 

@@ -13,12 +13,14 @@ from samplers import SAMPLERS, PaperSGHMC, PaperSGLD
 from scipy import stats
 from stationary import PRECONDITIONERS, Script
 
-from pymc_sghmc import SGHMC, SGLD, inner_loop, noise, schedules
-from pymc_sghmc.control_variates import ControlVariates
-from pymc_sghmc.gradients import MinibatchGradient
-from pymc_sghmc.inner_loop import InnerLoop, Replay
-from pymc_sghmc.preconditioners import PreconditionedGradient, preconditioner_factor
-from pymc_sghmc.thermometer import Thermometer
+from pymc_sghmc import SGHMC, SGLD, schedules
+from pymc_sghmc.gradients.control_variates import ControlVariates
+from pymc_sghmc.gradients.coordinates import PreconditionedGradient, preconditioner_factor
+from pymc_sghmc.gradients.gradients import MinibatchGradient
+from pymc_sghmc.gradients.thermometer import Thermometer
+from pymc_sghmc.loops import inner_loop
+from pymc_sghmc.loops import normals as noise
+from pymc_sghmc.loops.inner_loop import InnerLoop, Replay
 
 FAST = {"mode": "FAST_COMPILE"}
 NEEDS_JAX = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX")
@@ -223,7 +225,9 @@ def test_groups_of_rows_and_further_axes_are_fetched_by_numba():
 
 
 def test_control_variates_without_remembered_terms_are_compiled_alike(model, monkeypatch):
-    monkeypatch.setattr("pymc_sghmc.control_variates._with_row_terms", lambda gradient: None)
+    monkeypatch.setattr(
+        "pymc_sghmc.gradients.control_variates._with_row_terms", lambda gradient: None
+    )
     compare(SAMPLERS[0], model, "control_variates", "none", "FAST_COMPILE", 50, 1e-10)
 
 

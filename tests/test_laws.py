@@ -19,7 +19,7 @@ from stationary import (
     with_gradient,
 )
 
-from pymc_sghmc import sghmc, sgld
+from pymc_sghmc.samplers import sghmc, sgld
 
 FAST = {"mode": "FAST_COMPILE"}
 

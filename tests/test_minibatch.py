@@ -12,7 +12,7 @@ import pytest
 from pymc.model.transform.optimization import freeze_dims_and_data
 from pytensor.graph.basic import equal_computations
 
-from pymc_sghmc.gradients import MinibatchGradient
+from pymc_sghmc.gradients.gradients import MinibatchGradient
 
 FAST = {"mode": "FAST_COMPILE"}
 N, D, G = 11, 3, 4  # rows, features, groups: all different, lengths that agree come in tests below
@@ -950,7 +950,7 @@ def test_rows_in_company_are_refused(make):
 @pytest.mark.parametrize("make", [mean_over_rows_in_model, cumulative_sum, shifted_series])
 def test_rows_in_company_are_refused_in_large_data(make, monkeypatch):
     # Where all rows are too many for the check, it takes some.
-    monkeypatch.setattr("pymc_sghmc.independence.MAX_CHECKED_ROWS", 6)
+    monkeypatch.setattr("pymc_sghmc.models.independence.MAX_CHECKED_ROWS", 6)
     refusal(build(make), 4, "rows of 'y' are not independent")
 
 

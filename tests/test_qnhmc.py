@@ -9,8 +9,9 @@ import pytest
 
 from scipy.linalg import cholesky, eigvalsh
 
-from pymc_sghmc import QNHMC, qnhmc
-from pymc_sghmc.quasi_newton import Dense, LowRank, identity
+from pymc_sghmc import QNHMC
+from pymc_sghmc.exact import qnhmc
+from pymc_sghmc.exact.quasi_newton import Dense, LowRank, identity
 
 FAST = {"mode": "FAST_COMPILE"}
 SLOW = pytest.mark.slow

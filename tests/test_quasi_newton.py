@@ -8,10 +8,10 @@ import pytest
 
 from scipy.linalg import LinAlgError, cholesky, eigvalsh, solve_triangular
 
-from pymc_sghmc import curvature, quasi_newton
-from pymc_sghmc.curvature import LEAST_TIME, begin, follow, gather
-from pymc_sghmc.leapfrog import leapfrog
-from pymc_sghmc.quasi_newton import (
+from pymc_sghmc.exact import curvature, quasi_newton
+from pymc_sghmc.exact.curvature import LEAST_TIME, begin, follow, gather
+from pymc_sghmc.exact.leapfrog import leapfrog
+from pymc_sghmc.exact.quasi_newton import (
     DAMPING,
     SMALLEST_COSINE,
     Dense,

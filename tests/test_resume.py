@@ -23,7 +23,7 @@ from pymc.step_methods.state import equal_dataclass_values
 from targets import linear_regression
 
 from pymc_sghmc import QNHMC, SGHMC, SGLD
-from pymc_sghmc.resume import resume
+from pymc_sghmc.runs.resume import resume
 
 zarr = pytest.importorskip("zarr")
 

@@ -17,8 +17,9 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_sghmc import SGHMC, shared_arrays
-from pymc_sghmc.shared_arrays import Handle, attach, dumps, share
+from pymc_sghmc import SGHMC
+from pymc_sghmc.runs import shared_arrays
+from pymc_sghmc.runs.shared_arrays import Handle, attach, dumps, share
 
 N = 200_000
 HELPERS = Path(__file__).parent
@@ -212,7 +213,7 @@ def test_forked_processes_do_not_remove_their_parents_files(files):
 KILLED = """
 import os, sys, tempfile
 import numpy as np
-from pymc_sghmc import shared_arrays
+from pymc_sghmc.runs import shared_arrays
 
 shared_arrays.MEMORY_FOLDER = sys.argv[1]
 shared_arrays.HAS_DESCRIPTORS = sys.argv[2] == "True"
@@ -285,7 +286,8 @@ import os, stat, sys, threading, warnings
 
 sys.path.insert(0, {str(HELPERS.parent)!r})
 import numpy as np, pymc as pm, pytensor, pytensor.tensor as pt
-from pymc_sghmc import SGLD, shared_arrays
+from pymc_sghmc import SGLD
+from pymc_sghmc.runs import shared_arrays
 
 D = 50
 warnings.simplefilter("ignore", FutureWarning)  # PyMC 6 of return_inferencedata=False

@@ -18,7 +18,8 @@ from samplers import SAMPLERS, PaperSGHMC, PaperSGLD
 from targets import GaussianMean, linear_regression
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from pymc_sghmc import QNHMC, SGHMC, independence, schedules
+from pymc_sghmc import QNHMC, SGHMC, schedules
+from pymc_sghmc.models import independence
 
 FAST = {"mode": "FAST_COMPILE"}
 

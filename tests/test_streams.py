@@ -22,11 +22,12 @@ from pymc.pytensorf import compile
 from pymc.step_methods.state import equal_dataclass_values
 from targets import GaussianMean
 
-from pymc_sghmc import SGHMC, SGLD, loaders, sources, streams
-from pymc_sghmc.epochs import EpochGradient, UniformControlVariates, epoch_rows
-from pymc_sghmc.gradients import MinibatchGradient
+from pymc_sghmc import SGHMC, SGLD, loaders
+from pymc_sghmc.gradients.gradients import MinibatchGradient
 from pymc_sghmc.loaders import ArrayLoader, ParquetLoader
-from pymc_sghmc.streams import StreamedGradient
+from pymc_sghmc.rows import sources, streams
+from pymc_sghmc.rows.epochs import EpochGradient, UniformControlVariates, epoch_rows
+from pymc_sghmc.rows.streams import StreamedGradient
 
 FAST = {"mode": "FAST_COMPILE"}
 QUIET = {"progressbar": False, "compute_convergence_checks": False}

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import t as student
 from stationary import baoab_map, sghmc_map, sgld_map, stationary_covariance
 
-from pymc_sghmc.tuning import (
+from pymc_sghmc.tuning.budget import (
     MAX_LEARNING_RATE,
     MIN_FRICTION,
     ChainTuning,

@@ -19,7 +19,8 @@ from scipy.linalg import solve_discrete_lyapunov
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from pymc_sghmc import SGHMC, sghmc, sgld
+from pymc_sghmc import SGHMC
+from pymc_sghmc.samplers import sghmc, sgld
 
 # Figures 1 and 2, with M = 1: step size, friction, variance of the gradient, steps per momentum.
 EPSILON, C, V, REDRAW = 0.1, 3.0, 4.0, 50

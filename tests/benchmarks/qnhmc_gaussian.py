@@ -55,8 +55,8 @@ with warnings.catch_warnings():
     from posteriordb_table import PACKAGES, SAMPLERS, Run, attempt
     from untouched import over_unknowns
 
-    from pymc_sghmc import curvature, hmc_bfgs, qnhmc
-    from pymc_sghmc.quasi_newton import identity
+    from pymc_sghmc.exact import curvature, hmc_bfgs, qnhmc
+    from pymc_sghmc.exact.quasi_newton import identity
 
 D = 100
 COVARIANCE = np.ones((D, D)) + 4 * np.eye(D)

@@ -18,8 +18,8 @@ import arviz as az
 import numpy as np
 import report
 
-from pymc_sghmc import curvature, qnhmc
-from pymc_sghmc.quasi_newton import Dense, identity
+from pymc_sghmc.exact import curvature, qnhmc
+from pymc_sghmc.exact.quasi_newton import Dense, identity
 
 QUARTIC = 2 * math.gamma(3 / 4) / math.gamma(1 / 4)  # E[x²] of exp(−x⁴/4)
 

@@ -1,0 +1,19 @@
+"""What a finished run says of its bias: temperatures and gradients. Imports `models`; knows no steps."""
+
+from pymc_sghmc.diagnostics.bias import check_bias
+from pymc_sghmc.diagnostics.plots import (
+    configurational_temperature,
+    plot_bias,
+    plot_temperatures,
+    temperature_warnings,
+)
+from pymc_sghmc.diagnostics.report import BiasReport
+
+__all__ = [
+    "BiasReport",
+    "check_bias",
+    "configurational_temperature",
+    "plot_bias",
+    "plot_temperatures",
+    "temperature_warnings",
+]

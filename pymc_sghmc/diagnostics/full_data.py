@@ -1,0 +1,143 @@
+"""From the draws of a run to unconstrained positions, and full-data gradients there.
+
+Knows PyMC models and what ``pm.sample`` returned; knows no steps. Draws are judged by the model's
+own log-density, but for models of ``pm.Minibatch``, which have none of all data.
+"""
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pymc.pytensorf import compile, rewrite_pregrad
+from pytensor.graph.replace import clone_replace
+
+from pymc_sghmc.models.contract import minibatch_log_density
+from pymc_sghmc.models.graphs import minibatch_outputs
+from pymc_sghmc.models.jumps import conditional_unknowns, jumping_unknowns
+
+__all__ = [
+    "full_data_gradients",
+    "full_data_logp",
+    "jumping_variables",
+    "posterior_draws",
+    "unconstrained_draws",
+]
+
+
+def full_data_logp(model):
+    """Log-density of the unknowns given all data, those behind ``pm.Minibatch`` included.
+
+    PyMC's ``remove_minibatched_nodes`` fails on observed variables of two axes (PyMC 5.28, 6.4).
+    """
+    # Once each: PyMC 5.28's sample_posterior_predictive leaves observed_RVs twice in its list.
+    variables = list(dict.fromkeys([*model.free_RVs, *model.observed_RVs, *model.potentials]))
+    logp = model.logp(vars=variables)
+    if not minibatch_outputs([logp]):
+        return logp
+    rest, groups = minibatch_log_density(model)
+    by_row = [term for group in groups for term in group.terms.values()]
+    all_rows = {
+        batch: rows
+        for group in groups
+        for batch, rows in zip(group.batches, group.full_data, strict=True)
+    }
+    return clone_replace(
+        pt.add(rest, *[term.sum() for term in by_row]), all_rows, rebuild_strict=False
+    )
+
+
+def posterior_draws(idata, model) -> dict[str, np.ndarray]:
+    """Draws of each unknown on the model's own scale, shape (chain, draw, ...), by name."""
+    posterior = getattr(idata, "posterior", {})
+    missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
+    if missing:
+        raise ValueError(
+            f"check_bias: idata.posterior has no draws of {', '.join(map(repr, missing))}. The "
+            "gradient needs all unknowns of the model: pass the model that made this run, and "
+            "sample without var_names."
+        )
+    draws = {}
+    for rv in model.free_RVs:
+        values = posterior[rv.name].transpose("chain", "draw", ...).values.astype(rv.dtype)
+        shape, static = values.shape[2:], rv.type.shape
+        if len(shape) != len(static) or any(
+            n not in (known, None) and known is not None
+            for n, known in zip(shape, static, strict=True)
+        ):
+            raise _wrong_shape(rv, values)
+        draws[rv.name] = values
+    return draws
+
+
+def unconstrained_draws(model, draws) -> dict[str, np.ndarray]:
+    """Map draws to the space of the value variables, shape (chain, draw, ...), by their names.
+
+    The parameters of a transform, such as the bounds of an Interval, may depend on other unknowns
+    and are taken at the same draw.
+    """
+    rvs, transforms = model.free_RVs, model.rvs_to_transforms
+    forward = [
+        rv if transforms[rv] is None else transforms[rv].forward(rv, *rv.owner.inputs) for rv in rvs
+    ]
+    function = compile(rvs, forward, mode="FAST_COMPILE", on_unused_input="ignore")
+    start = model.initial_point()
+    values = [model.rvs_to_values[rv] for rv in rvs]
+    n_chains, n_draws = draws[rvs[0].name].shape[:2]
+    results = [np.empty((n_chains, n_draws, *start[v.name].shape), v.dtype) for v in values]
+    with np.errstate(all="ignore"):
+        for at in np.ndindex(n_chains, n_draws):
+            outputs = function(*(draws[rv.name][at] for rv in rvs))
+            for rv, result, output in zip(rvs, results, outputs, strict=True):
+                if output.shape != result.shape[2:]:
+                    raise _wrong_shape(rv, draws[rv.name])
+                result[at] = output
+    return {value.name: result for value, result in zip(values, results, strict=True)}
+
+
+def full_data_gradients(model, draws, compile_kwargs=None) -> np.ndarray:
+    """∇log p of all data with respect to the continuous unknowns, shape (chain, draw, d)."""
+    logp = rewrite_pregrad(full_data_logp(model))
+    gradient = pt.concatenate([g.ravel() for g in pt.grad(logp, model.continuous_value_vars)])
+    kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
+    function = compile(model.value_vars, gradient, **kwargs)
+    inputs = [draws[value.name] for value in model.value_vars]
+    n_chains, n_draws = inputs[0].shape[:2]
+    with np.errstate(all="ignore"):
+        rows = [
+            function(*(values[at] for values in inputs)) for at in np.ndindex(n_chains, n_draws)
+        ]
+    return np.array(rows, dtype=float).reshape(n_chains, n_draws, -1)
+
+
+def jumping_variables(model, draws, compile_kwargs=None) -> list[str]:
+    """Names of the continuous unknowns at which the log-density of all data jumps, near a draw."""
+    logp, values = full_data_logp(model), model.continuous_value_vars
+    conditional = conditional_unknowns(logp, values)
+    if not conditional:
+        return []
+    function = compile(
+        model.value_vars, logp, **{"on_unused_input": "ignore", **(compile_kwargs or {})}
+    )
+    point = {value.name: draws[value.name][-1, -1] for value in model.value_vars}
+    sizes = [point[value.name].size for value in values]
+    ends = dict(zip(values, np.cumsum(sizes), strict=True))
+    places = {
+        model.values_to_rvs[v].name: slice(ends[v] - point[v.name].size, ends[v])
+        for v in conditional
+    }
+
+    def density(position):
+        parts = np.split(position, np.cumsum(sizes)[:-1])
+        moved = {
+            v.name: part.reshape(point[v.name].shape) for v, part in zip(values, parts, strict=True)
+        }
+        return function(**(point | moved))
+
+    start = np.concatenate([point[value.name].ravel() for value in values])
+    return jumping_unknowns(density, start, places)
+
+
+def _wrong_shape(rv, values):
+    return ValueError(
+        f"check_bias: the draws of {rv.name!r} have shape {values.shape[2:]}, which isn't the "
+        "model's. Pass the model that made this run, with the same data."
+    )

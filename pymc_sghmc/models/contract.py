@@ -1,0 +1,225 @@
+"""The minibatch contract: from a PyMC model to its log-density on any rows of the data.
+
+Whichever way the data come in (`likelihoods`), the model becomes ``rest + Σ_groups N/n Σ_rows
+log p(row | θ)``, with batches as inputs of the graph, so that the caller draws the rows. What can't
+be cut into independent rows is refused here, in words. The model is never touched.
+"""
+
+import operator
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pymc_sghmc.compat import ancestors
+from pymc_sghmc.models.graphs import full_data, minibatch_outputs, slice_rows
+from pymc_sghmc.models.independence import check_rows, leading_dim, not_sliceable
+from pymc_sghmc.models.likelihoods import (
+    from_elsewhere,
+    from_full_data,
+    from_pm_minibatch,
+    names_of,
+    refuse_imputed,
+)
+
+__all__ = ["Group", "minibatch_log_density"]
+
+
+@dataclass
+class Group:
+    """Likelihood terms on the same rows.
+
+    ``sources`` are the model's data variables, ``batches`` their placeholders in ``terms``, which
+    maps the name of each observed variable to its log-likelihood by row, unscaled.
+    """
+
+    n_rows: int
+    batch_size: int
+    sources: list
+    batches: list = field(default_factory=list)
+    terms: dict = field(default_factory=dict)
+
+    @property
+    def full_data(self) -> list:
+        """The variables that hold all rows of ``sources``."""
+        return [full_data(source) for source in self.sources]
+
+    @property
+    def log_likelihood(self):
+        """Log-likelihood of each row of the batches, (n,)."""
+        by_row = [term.sum(axis=tuple(range(1, term.ndim))) for term in self.terms.values()]
+        return by_row[0] if len(by_row) == 1 else pt.add(*by_row)
+
+
+def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=None) -> tuple:
+    """Split the model's log-density into what minibatches estimate and the rest.
+
+    Parameters
+    ----------
+    model : pm.Model
+        Never changed.
+    batch_size : int or dict of {str: int}, optional
+        Rows in a minibatch. A dict names each group of rows by an observed variable, a data
+        container or the leading dim. ``None``: the batches of ``pm.Minibatch`` where the model
+        has one, else all data at every step.
+    initial_point : dict, optional
+        Values near which the independence of the rows is checked.
+    lengths : dict of {str: int}, optional
+        Number of rows of the data that will take the place of what these ``pm.Data`` hold.
+
+    Returns
+    -------
+    rest : TensorVariable
+        Scalar: priors with their Jacobians, potentials, likelihoods that are used whole.
+    groups : list of Group
+        What is cut into minibatches.
+
+    Raises
+    ------
+    ValueError
+        If the data can't be cut into independent rows, or ``batch_size`` doesn't fit them.
+    """
+    # Once each: PyMC 5.28's sample_posterior_predictive leaves observed_RVs twice in its list.
+    variables = list(dict.fromkeys([*model.free_RVs, *model.observed_RVs, *model.potentials]))
+    factors = dict(zip(variables, model.logp(vars=variables, sum=False), strict=True))
+    minibatches = minibatch_outputs(factors.values())
+    if lengths:
+        candidates = from_elsewhere(model, factors, lengths, minibatches)
+    elif minibatches:
+        candidates = from_pm_minibatch(model, factors)
+    elif batch_size is not None:
+        candidates = from_full_data(model, factors)
+    else:
+        return _total(factors.values()), []
+
+    groups, used = _choose(model, candidates, batch_size, bool(minibatches))
+    sliced = {source for group in groups for source in (*group.sources, *minibatches)}
+    rest = []
+    for variable, factor in factors.items():
+        if variable in used:
+            continue
+        shared_rows = [leaf for leaf in ancestors([factor]) if leaf in sliced]
+        if shared_rows and variable in model.potentials:
+            raise ValueError(
+                f"pm.Potential({variable.name!r}) is computed from data that are cut into "
+                f"minibatches ({names_of(shared_rows)}), so it can't be evaluated on some of their "
+                "rows. Write it as the likelihood of an observed variable, for example with "
+                "pm.CustomDist, or sample the model with NUTS."
+            )
+        if shared_rows and variable not in model.observed_RVs:
+            raise ValueError(
+                f"The unknown {variable.name!r} has a prior that depends on data that are cut into "
+                f"minibatches ({names_of(shared_rows)}): an unknown indexed by row can't be sampled "
+                "from minibatches. Marginalise it out of the model, or use NUTS; what a prior "
+                "takes from the data as a whole, compute beforehand."
+            )
+        rest.append(factor)
+    check_rows(model, groups, model.initial_point() if initial_point is None else initial_point)
+    return _total(rest), groups
+
+
+def _total(terms):
+    return pt.add(*[term.sum() for term in terms], pt.zeros(()))
+
+
+def _choose(model, candidates, batch_size, from_minibatch) -> tuple[list[Group], list]:
+    """Group the candidates by their rows, give each group its batch size and cut its terms."""
+    by_rows = {}
+    for variable, candidate in candidates.items():
+        by_rows.setdefault((candidate.n_rows, candidate.count), []).append(variable)
+    groups, used = [], []
+    sizes = _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch)
+    for (n_rows, count), size in sizes.items():
+        members = by_rows[n_rows, count]
+        sources = [source for variable in members for source in candidates[variable].sources]
+        group = Group(n_rows, size, list(dict.fromkeys(sources)))
+        group.batches = [_placeholder(source, i) for i, source in enumerate(group.sources)]
+        replacements = dict(zip(group.sources, group.batches, strict=True))
+        for variable in members:
+            refuse_imputed(model, variable)
+            own = {source: replacements[source] for source in candidates[variable].sources}
+            if not own:
+                reason = "the observed values are computed from data with another number of rows"
+                raise not_sliceable(model, variable.name, n_rows, reason)
+            length = group.batches[0].shape[0]
+            try:
+                [term] = slice_rows([candidates[variable].factor], own, count, length)
+            except Exception as error:
+                raise not_sliceable(model, variable.name, n_rows, error) from error
+            group.terms[variable.name] = term
+        groups.append(group)
+        used += members
+    return groups, used
+
+
+def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch) -> dict:
+    """{(n_rows, count): batch size} of the groups of rows that are cut into minibatches."""
+    labels = {
+        key: [label for variable in members for label in _labels(model, variable, candidates)]
+        for key, members in by_rows.items()
+    }
+    listing = "; ".join(
+        f"{', '.join(map(repr, dict.fromkeys(labels[key])))} with {key[0]} rows" for key in by_rows
+    )
+    if not by_rows:
+        raise ValueError(
+            f"batch_size={batch_size!r}: no likelihood of this model has rows to cut into "
+            "minibatches. Rows lie on the leading axis of an observed variable with one "
+            "log-likelihood each; a time series, a Gaussian process or a scalar has none. "
+            "Leave batch_size out to use all data at every step, or use NUTS."
+        )
+    if not isinstance(batch_size, Mapping):
+        if len(by_rows) > 1 and batch_size is not None:
+            raise ValueError(
+                f"batch_size={batch_size!r}: the likelihoods have different numbers of rows: "
+                f"{listing}. Name the groups: batch_size={{name: n, ...}}; a group that isn't "
+                "named is used whole."
+            )
+        return {
+            key: key[1] if batch_size is None else _checked_size(batch_size, key[0], batch_size)
+            for key in by_rows
+        }
+
+    unknown = [name for name in batch_size if not any(name in ls for ls in labels.values())]
+    if unknown:
+        raise ValueError(
+            f"batch_size={dict(batch_size)!r}: {unknown[0]!r} names no group of rows. "
+            f"This model has: {listing}."
+        )
+    sizes = {}
+    for key in by_rows:
+        named = [name for name in batch_size if name in labels[key]]
+        given = {_checked_size(batch_size[name], key[0], batch_size) for name in named}
+        if len(given) > 1:
+            raise ValueError(
+                f"batch_size={dict(batch_size)!r}: gives {sorted(given)} to the same rows. Name "
+                f"them once. This model has: {listing}."
+            )
+        if given or from_minibatch:
+            sizes[key] = given.pop() if given else key[1]
+    return sizes
+
+
+def _checked_size(size, n_rows, given) -> int:
+    try:
+        size = operator.index(None if isinstance(size, bool | np.bool_) else size)
+    except TypeError:
+        raise ValueError(f"batch_size={given!r}: must be a whole number of rows.") from None
+    if not 1 <= size <= n_rows:
+        raise ValueError(f"batch_size={given!r}: must lie between 1 and the {n_rows} rows of data.")
+    return size
+
+
+def _placeholder(source, i):
+    kind = source.type
+    return pt.tensor(f"batch_{i}", dtype=kind.dtype, shape=(None, *kind.shape[1:]))
+
+
+def _labels(model, variable, candidates) -> list[str]:
+    """Names by which ``batch_size={name: n}`` can call the rows of an observed variable."""
+    sources = candidates[variable].sources
+    names = [variable.name, leading_dim(model, variable.name)]
+    names += [source.name for source in sources if source in model.data_vars]
+    return [name for name in names if name is not None]

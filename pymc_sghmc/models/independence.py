@@ -1,0 +1,179 @@
+"""The check that rows of data are independent given the unknowns, and the words if they aren't."""
+
+import numpy as np
+
+from pymc.logprob.utils import ParameterValueError
+from pymc.pytensorf import compile
+from pytensor.graph.basic import Constant
+
+from pymc_sghmc.models.graphs import array_of, odd_values
+
+__all__ = ["check_rows", "leading_dim", "not_sliceable"]
+
+# Jitters of the starting point for the check of rows: at the start itself coefficients are often
+# zero and hide what they multiply; far from it log-densities may be infinite.
+JITTERS = (0.5, 0.1, 0.02, 0.004)
+# Sizes of the batches in the check. Several, so that none can hide by agreeing with another
+# length of the model; many single rows, because a maximum or a count shows in them first.
+CHECK_SIZES = (*[1] * 8, 2, 3, 7, 16)
+MAX_CHECKED_ROWS = 100_000
+
+
+def check_rows(model, groups, point) -> None:
+    """Refuse terms that are not computed row by row.
+
+    A term f must satisfy f(data[idx]) = f(data)[idx] for any rows idx in any order. It is tested
+    on all rows (a view of some, spread evenly, where they are many), and on a few rows with
+    other values in the data containers, because placeholders such as zeros hide what
+    ``pm.set_data`` will show.
+    """
+    for group in groups:
+        try:
+            terms = compile(
+                [*model.value_vars, *group.batches],
+                list(group.terms.values()),
+                mode="FAST_COMPILE",
+                on_unused_input="ignore",
+            )
+        except Exception as error:
+            raise not_sliceable(model, next(iter(group.terms)), group.n_rows, error) from error
+        rng = np.random.default_rng(0)
+        arrays = [array_of(source) for source in group.full_data]
+        n_rows = len(arrays[0])
+        step = 1 + (n_rows - 1) // MAX_CHECKED_ROWS
+        some = rng.integers(n_rows, size=50)
+        few, many = [array[some] for array in arrays], [array[::step] for array in arrays]
+        other = [
+            array if isinstance(source, Constant) else _other_values(array, rng)
+            for source, array in zip(group.full_data, few, strict=True)
+        ]
+        n_finite = 0
+        for scale in JITTERS:
+            theta = [_jittered(point[v.name], v, scale, rng) for v in model.value_vars]
+            # The few first: a term that isn't computed by row may need N² entries.
+            if all(_row_by_row(model, group, terms, theta, data, rng) for data in (few, many)):
+                n_finite += 1
+                _row_by_row(model, group, terms, theta, other, rng, certain=False)
+        if n_finite == 0:
+            for source, array in zip(group.full_data, many, strict=True):
+                odd = odd_values([array])
+                if odd:
+                    raise ValueError(
+                        f"The log-likelihood of {_listing(group.terms)} is not finite: "
+                        f"{source.name or 'an array'} has {odd}. Drop these rows, or impute them "
+                        "beforehand."
+                    )
+            raise ValueError(
+                f"The log-likelihood of {_listing(group.terms)} is infinite or not a number at "
+                "and near the starting point, so that nothing can be learnt about its rows. Give "
+                "the unknowns an initval at which it is finite; model.debug() shows where it isn't."
+            )
+
+
+def _row_by_row(model, group, terms, theta, arrays, rng, certain=True) -> bool:
+    """Compare the log-likelihood of rows alone and in company; tell whether all of it is finite.
+
+    With ``certain=False`` the arrays hold invented values, which a model may reject.
+    """
+    n = len(arrays[0])
+    name = next(iter(group.terms))
+    batches = [rng.integers(n, size=size) for size in CHECK_SIZES]
+    # a float32 array anywhere limits what can be seen
+    single = any(a.dtype == np.float32 for a in (*theta, *arrays))
+    tolerance = 1e-4 if single else 1e-8
+    try:
+        with np.errstate(all="ignore"):
+            everything = terms(*theta, *arrays)
+            results = [terms(*theta, *(array[idx] for array in arrays)) for idx in batches]
+    except ParameterValueError:
+        return False
+    except Exception as error:
+        if not certain:
+            return False
+        raise not_sliceable(model, name, group.n_rows, error) from error
+    for idx, parts in zip([np.arange(n), *batches], [everything, *results], strict=True):
+        for name, part, whole in zip(group.terms, parts, everything, strict=True):
+            shape = np.shape(part)
+            if shape[:1] != idx.shape or shape[1:] != np.shape(whole)[1:]:
+                reason = f"{len(idx)} rows of data give a log-likelihood of shape {shape}"
+                raise not_sliceable(model, name, group.n_rows, reason)
+            if not np.allclose(part, whole[idx], rtol=tolerance, atol=tolerance, equal_nan=True):
+                raise ValueError(
+                    f"The rows of {name!r} are not independent given the unknowns: the "
+                    "log-likelihood of the same rows changes with which other rows are in the "
+                    "minibatch. Look for a mean, a sum, a sort, a difference, a position or a "
+                    "recursion over rows in the model (such as X.mean(axis=0)) and compute it from "
+                    "the full data beforehand; for time series and Gaussian processes use NUTS."
+                    + _same_length(model, name, group.n_rows)
+                )
+    return all(np.isfinite(whole).all() for whole in everything)
+
+
+def not_sliceable(model, name, n_rows, reason) -> ValueError:
+    """Explain that the likelihood ``name`` needs all of its rows at once."""
+    by_row = [
+        repr(value.name)
+        for value in model.value_vars
+        if value.type.ndim > 0 and model.initial_point()[value.name].shape[0] == n_rows
+    ]
+    hint = (
+        f" The unknowns {', '.join(by_row)} have one entry per row: an unknown indexed by row "
+        "can't be sampled from minibatches."
+        if by_row
+        else ""
+    )
+    first_line = str(reason).strip().splitlines()[0] if str(reason).strip() else repr(reason)
+    return ValueError(
+        f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows.{hint} "
+        "Data of the likelihood need their rows on the leading axis, in the same order. Marginalise "
+        "such unknowns out, rearrange the data (constants that the model transposes or repeats go "
+        "into pm.Data), leave out numbers of rows that it repeats or scans by, or use NUTS."
+        f"{_same_length(model, name, n_rows)} (PyTensor says: {first_line})"
+    )
+
+
+def leading_dim(model, name):
+    """Name of the first dim of a variable of the model, or None."""
+    dims = model.named_vars_to_dims.get(name)
+    return dims[0] if dims else None
+
+
+def _same_length(model, name, n_rows) -> str:
+    """Advice where the lengths of arrays may have misled: which are taken for rows, which not."""
+    dims = {
+        data.name: leading_dim(model, data.name)
+        for data in model.data_vars
+        if np.shape(array_of(data))[:1] == (n_rows,)
+    }
+    own = leading_dim(model, name)
+    left_out = [data for data, dim in dims.items() if own is not None and dim not in (None, own)]
+    if left_out:
+        return (
+            f" {_listing(left_out)} has {n_rows} rows but another leading dim than {name!r} "
+            f"({own!r}), so it isn't cut with them: give it that dim if its rows are the same."
+        )
+    return (
+        f" Is there an array of {n_rows} entries that are not these rows, such as a table of "
+        f"groups? Then put it into a pm.Data, and give it and {name!r} different dims."
+    )
+
+
+def _listing(names) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _other_values(array, rng):
+    """Return values like those of ``array`` but never all the same."""
+    if array.dtype.kind == "f":
+        noise = 0.1 * rng.standard_normal(array.shape)
+        return (array + noise * np.where(array == 0, 1, array)).astype(array.dtype)
+    if array.dtype.kind in "iu":
+        low, high = array.min(), max(array.max(), array.min() + 1)
+        return rng.integers(low, high, size=array.shape, endpoint=True).astype(array.dtype)
+    return array
+
+
+def _jittered(start, value, scale, rng):
+    if value.dtype.startswith("float"):
+        start = start + scale * rng.standard_normal(np.shape(start))
+    return np.asarray(start, dtype=value.dtype)

@@ -1,0 +1,197 @@
+"""What of a PyMC model can be cut into minibatches: its likelihoods with rows, in three ways.
+
+The model is an ordinary one, or of ``pm.Minibatch`` with ``total_size``, or holds a few rows that
+stand for data from elsewhere. What would be weighted wrongly is refused here, in words.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc.pytensorf import floatX
+from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.graph.basic import Constant
+
+from pymc_sghmc.models.graphs import (
+    array_of,
+    data_leaves,
+    full_data,
+    minibatch_outputs,
+    minibatch_size,
+)
+from pymc_sghmc.models.independence import leading_dim
+
+__all__ = [
+    "Likelihood",
+    "from_elsewhere",
+    "from_full_data",
+    "from_pm_minibatch",
+    "names_of",
+    "refuse_imputed",
+]
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """One observed variable: log-likelihood by row, unscaled, of ``count`` rows out of ``n_rows``.
+
+    ``count`` is how many rows the model's own graph holds: all of them, or a ``pm.Minibatch``.
+    """
+
+    factor: object
+    sources: list
+    n_rows: int
+    count: int
+
+
+def from_full_data(model, factors) -> dict:
+    """Way 1: {observed variable: Likelihood} of the ordinary model."""
+    candidates = {}
+    for variable in dict.fromkeys(model.observed_RVs):
+        value = model.rvs_to_values[variable]
+        if value.type.ndim == 0 or factors[variable].type.ndim == 0:
+            continue
+        n_rows = _length(value)
+        own = data_leaves(value)
+        dims = [leading_dim(model, name) for name in (variable.name, *(leaf.name for leaf in own))]
+        dims = {None, *dims} if any(dims) else None
+        leaves = data_leaves(factors[variable])
+        # PyTensor merges equal constants: what y1 observes may go by the name of y2
+        constants = [leaf for leaf in leaves if isinstance(leaf, Constant)]
+        own += [leaf for leaf in constants if any(map(leaf.equals, own))]
+        sources = [
+            leaf
+            for leaf in leaves
+            if np.shape(array_of(leaf))[0] == n_rows
+            and (dims is None or leaf in own or leading_dim(model, leaf.name) in dims)
+        ]
+        if isinstance(variable.owner.op, MinibatchRandomVariable):
+            _check_total_size(variable, n_rows)
+            factor = _unscaled(factors[variable], variable, value)
+        else:
+            factor = factors[variable]
+        candidates[variable] = Likelihood(factor, sources, n_rows, n_rows)
+    return candidates
+
+
+def from_elsewhere(model, factors, lengths, minibatches) -> dict:
+    """Way 3: the model holds a few rows; the data of these containers have ``lengths``."""
+    if minibatches:
+        raise ValueError(
+            "data=: the model has a pm.Minibatch. Build it from pm.Data alone: the step draws the "
+            "minibatches."
+        )
+    containers = {model[name]: n_rows for name, n_rows in lengths.items()}
+    candidates, unused = {}, set(containers)
+    for variable in dict.fromkeys(model.observed_RVs):
+        value = model.rvs_to_values[variable]
+        sources = [leaf for leaf in data_leaves(factors[variable]) if leaf in containers]
+        if not sources:
+            continue
+        if containers.keys().isdisjoint(data_leaves(value)):
+            raise ValueError(
+                f"data= has the rows of {names_of(sources)} but not those that {variable.name!r} "
+                "observes. Put these into a container of their own, "
+                f'observed=pm.Data("{variable.name}_data", ...), and pass their rows, too.'
+            )
+        counts = {source.name: _length(source) for source in sources}
+        if len(set(counts.values())) > 1:
+            raise ValueError(
+                f"data=: in the model the containers of {variable.name!r} have different numbers of "
+                f"rows, {counts}. Build it with the same few rows of each."
+            )
+        n_rows, count = containers[sources[0]], _length(sources[0])
+        factor = factors[variable]
+        if isinstance(variable.owner.op, MinibatchRandomVariable):
+            _check_total_size(variable, n_rows)
+            factor = _unscaled(factor, variable, value)
+        candidates[variable] = Likelihood(factor, sources, n_rows, count)
+        unused -= set(sources)
+    if unused:
+        raise ValueError(f"data=: no likelihood depends on {names_of(unused)}. Leave it out.")
+    return candidates
+
+
+def from_pm_minibatch(model, factors) -> dict:
+    """Way 2: the outputs of ``pm.Minibatch`` are the sources; its own index draw is dropped."""
+    candidates = {}
+    for variable in dict.fromkeys(model.observed_RVs):
+        sources = minibatch_outputs([factors[variable]])
+        if not sources:
+            continue
+        # PyMC clones the node when it derives log-densities; the generator tells the calls apart.
+        calls = {source.owner.inputs[-1] for source in sources}
+        if len(calls) > 1:
+            raise ValueError(
+                f"{variable.name!r} is built from {len(calls)} calls of pm.Minibatch, which draw "
+                "different rows. Slice all arrays of one likelihood together: "
+                "X_batch, y_batch = pm.Minibatch(X, y, batch_size=...)."
+            )
+        lengths = {_length(full_data(source)) for source in sources}
+        if len(lengths) > 1:
+            raise ValueError(
+                f"The arrays that {variable.name!r} takes from pm.Minibatch have "
+                f"{sorted(lengths)} rows. Give pm.Minibatch arrays with the same number of rows."
+            )
+        [n_rows] = lengths
+        if not isinstance(variable.owner.op, MinibatchRandomVariable):
+            raise ValueError(
+                f"{variable.name!r} observes a pm.Minibatch without total_size, so that the prior "
+                f"would outweigh the likelihood. Pass total_size={n_rows}, the number of rows of "
+                f"the full data, to {variable.name!r}."
+            )
+        _check_total_size(variable, n_rows)
+        value = model.rvs_to_values[variable]
+        factor = _unscaled(factors[variable], variable, value)
+        count = minibatch_size(sources[0].owner)
+        candidates[variable] = Likelihood(factor, sources, n_rows, count)
+    for variable in model.free_RVs:
+        if minibatch_outputs([factors[variable]]):
+            raise ValueError(
+                f"The unknown {variable.name!r} has a prior that depends on pm.Minibatch: an "
+                "unknown indexed by row can't be sampled from minibatches. Marginalise it out of "
+                "the model, or use NUTS on the full data."
+            )
+    return candidates
+
+
+def _unscaled(factor, variable, value):
+    """Undo the N/n that PyMC multiplies the log-likelihood by where there is a total_size."""
+    total_size = variable.owner.inputs[1]
+    return factor / floatX(total_size / value.shape[0])
+
+
+def _check_total_size(variable, n_rows) -> None:
+    leading, *others = variable.owner.inputs[1:]
+    given = leading.data if isinstance(leading, Constant) else array_of(leading)
+    if any(getattr(other, "data", None) is not None for other in others):
+        raise ValueError(
+            f"{variable.name!r} has a total_size on an axis other than the first. Rows lie on the "
+            f"leading axis: pass total_size={n_rows}."
+        )
+    if given is None or int(given) != n_rows:
+        raise ValueError(
+            f"{variable.name!r} has total_size={given} but its data have {n_rows} rows, so that "
+            "the likelihood would get the wrong weight against the prior. "
+            f"Pass total_size={n_rows}."
+        )
+
+
+def refuse_imputed(model, variable) -> None:
+    """Refuse missing values that PyMC has made unknowns."""
+    name = variable.name.removesuffix("_observed")
+    if name != variable.name and f"{name}_unobserved" in model.named_vars:
+        raise ValueError(
+            f"{name!r} is observed with missing values, and PyMC makes each of them an unknown: "
+            "an unknown indexed by row can't be sampled from minibatches. Drop the rows with "
+            "missing values, or use NUTS."
+        )
+
+
+def _length(value) -> int:
+    return np.shape(array_of(value))[0]
+
+
+def names_of(variables) -> str:
+    """List variables by name."""
+    return ", ".join(dict.fromkeys(str(variable.name or "a constant") for variable in variables))

@@ -1,0 +1,416 @@
+"""What control variates can remember of each row, so that a minibatch needs no second visit to θ̂.
+
+The log-likelihood of a row depends on the unknowns through a few numbers ζ, such as its linear
+predictor, and ∇Σ wᵢ ℓᵢ = Jᵀ(w c) with cᵢ = ∂ℓᵢ/∂ζᵢ and J = ∂ζ/∂θ. Remember ĉᵢ of all rows at the
+centre θ̂: where J is the same everywhere, as for Xβ, the difference of the gradients at θ and θ̂ of
+the same rows is Jᵀ(w (c − ĉ)), at the price of one gradient. Where it isn't, as for what all rows
+share or for (τz)[group], Jᵀ(w ĉ) is taken at θ̂, without the way from there to ℓ.
+
+Knows graphs of row-wise log-likelihoods; knows no model, no data and no sampler. A graph is cut
+only where every operation is known to keep rows apart; of all others it says None.
+"""
+
+import math
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytensor.scalar as ps
+import pytensor.tensor as pt
+
+from pytensor.graph.basic import Constant
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.basic import Alloc, ARange, Join
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
+from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
+from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.subtensor import (
+    AdvancedSubtensor,
+    Subtensor,
+    get_idx_list,
+)
+from pytensor.tensor.type import TensorType, discrete_dtypes, float_dtypes, integer_dtypes
+
+from pymc_sghmc.compat import (
+    BroadcastTo,
+    SymbolicOp,
+    indexes_leading_axes,
+    joined_along,
+    toposort,
+)
+from pymc_sghmc.models.graphs import slice_rows
+
+__all__ = ["RowTerms", "difference", "row_terms"]
+
+MAX_NUMBERS = 16  # remembered of each row, besides its log-likelihood
+
+# What the leading axis of a variable's rows is called where it is none: the number of rows, the
+# row indices 0, 1, ..., and what mixes rows or may do so.
+LENGTH, POSITIONS, MIXED = "length", "positions", "mixed"
+
+
+class Cut(NamedTuple):
+    """One ζ: through it the log-likelihood of a row depends on the unknowns."""
+
+    zeta: Any  # (n, ...), or (1, ...) where all rows share it
+    cotangent: Any  # c = ∂ℓ/∂ζ of each row, (n, ...)
+    size: int  # numbers in c of one row
+    fixed: bool  # whether ∂ζ/∂θ is the same at every θ
+
+    @property
+    def shared(self) -> bool:
+        """Whether all rows share it."""
+        return self.zeta.type.broadcastable[0]
+
+
+class RowTerms(NamedTuple):
+    """What to remember of each row at the centre, and how to make use of it."""
+
+    terms: list  # of each group of rows (n, 1 + numbers): ℓ, then the cotangents side by side
+    variables: list
+    cuts: list  # of each group, a list of Cut
+
+
+def row_terms(log_likelihoods, variables, batches, point, check_bounds=True) -> RowTerms | None:
+    """Cut log-likelihoods where a row depends on few numbers.
+
+    Parameters
+    ----------
+    log_likelihoods : list of TensorVariable
+        Of each group of rows, (n,): computed row by row.
+    variables : list of TensorVariable
+        The unknowns.
+    batches : list of list of TensorVariable
+        Of each group, the inputs that hold its data, rows first.
+    point : dict
+        Values of the unknowns by name; their shapes count.
+    check_bounds : bool, default True
+        As of `pm.Model`: keep PyMC's checks of parameters in the log-likelihood. They cost a pass
+        over the batch, as ℓ can't be computed together with c then.
+
+    Returns
+    -------
+    RowTerms or None
+        None where an operation isn't known to keep rows apart, where a row would need more than
+        ``MAX_NUMBERS`` numbers, or where the unknowns enter a row in no simpler way.
+    """
+    # Checks look at all rows but let values through: they are no part of a cut.
+    unchecked = [_without_checks(log_likelihood) for log_likelihood in log_likelihoods]
+    cuts = []
+    for graph, inputs in zip(unchecked, batches, strict=True):
+        found = _cuts(graph, variables, inputs, point)
+        if found is None:
+            return None
+        cuts.append(found)
+    log_likelihoods = list(log_likelihoods) if check_bounds else unchecked
+    terms = [
+        pt.concatenate(
+            [ll[:, None], *(cut.cotangent.reshape((ll.shape[0], cut.size)) for cut in group)],
+            axis=1,
+        )
+        for ll, group in zip(log_likelihoods, cuts, strict=True)
+    ]
+    return RowTerms(terms, list(variables), cuts)
+
+
+def difference(rows, weights, cached, centre) -> list:
+    """Difference between θ and θ̂ of the gradient of the weighted log-likelihood of some rows.
+
+    Parameters
+    ----------
+    rows : RowTerms
+    weights : list of TensorVariable
+        Of each group, (n,).
+    cached : list of TensorVariable
+        Of each group, ``rows.terms`` of the same rows at θ̂ without the first column.
+    centre : list of TensorVariable
+        θ̂, like ``rows.variables``, which are θ.
+
+    Returns
+    -------
+    list of TensorVariable
+        With respect to each variable.
+    """
+    moving, resting = {}, {}
+    for cuts, w, old in zip(rows.cuts, weights, cached, strict=True):
+        start = 0
+        for cut in cuts:
+            c = cut.cotangent
+            c_hat = old[:, start : start + cut.size]
+            c_hat = c_hat[:, 0] if c.ndim == 1 else c_hat.reshape(c.shape, ndim=c.ndim)
+            start += cut.size
+            by_row = w.dimshuffle(0, *["x"] * (c.ndim - 1))
+            # A copy of ζ, so that what one ζ owes to another isn't counted twice
+            if cut.fixed:
+                moving[pt.tensor_copy(cut.zeta)] = _total(cut, by_row * (c - c_hat))
+            else:
+                moving[pt.tensor_copy(cut.zeta)] = _total(cut, by_row * c)
+                resting[pt.tensor_copy(cut.zeta)] = _total(cut, by_row * c_hat)
+    gradient = _pullback(rows.variables, moving)
+    if resting:
+        to_centre = dict(zip(rows.variables, centre, strict=True))
+        at_centre = clone_replace(_pullback(rows.variables, resting), to_centre)
+        gradient = [a - b for a, b in zip(gradient, at_centre, strict=True)]
+    return gradient
+
+
+def _total(cut, cotangents):
+    total = cotangents.sum(axis=0, keepdims=True) if cut.shared else cotangents
+    return total.astype(cut.zeta.dtype)
+
+
+def _pullback(variables, cotangents) -> list:
+    if not cotangents:
+        return [variable.zeros_like() for variable in variables]
+    return pt.grad(None, variables, known_grads=cotangents, disconnected_inputs="ignore")
+
+
+def _without_checks(log_likelihood):
+    copy = FunctionGraph(outputs=[log_likelihood], clone=True, copy_inputs=False)
+    include = ("canonicalize", "stabilize", "local_remove_check_parameter")
+    return rewrite_graph(copy, include=include).outputs[0]
+
+
+def _cuts(graph, variables, batches, point) -> list | None:
+    fixed = _fixed_jacobians(graph, variables)
+    found = _frontier(graph, row_axes([graph], dict.fromkeys(batches, 0)), fixed)
+    if found is None:
+        return None
+    by_row, shared = found
+    # Functions of one shared unknown, such as σ and log σ, are one ζ.
+    roots = list(dict.fromkeys(root for v in shared for root in _elementwise_roots(v, fixed)))
+    for zetas in (by_row + roots, by_row + shared):
+        sizes = _sizes(zetas, variables, point)
+        if sum(sizes) <= MAX_NUMBERS:
+            cotangents = _cotangents(graph, zetas)
+            return [
+                Cut(z, c, s, fixed[z]) for z, c, s in zip(zetas, cotangents, sizes, strict=True)
+            ]
+    return None
+
+
+def _frontier(graph, axes, fixed) -> tuple[list, list] | None:
+    """Go from ℓ towards the unknowns as far as need be: ζ by row, and ζ that all rows share."""
+    by_row, shared, seen, left = [], [], set(), [graph]
+    if axes.get(graph) != 0:
+        return None
+    while left:
+        v = left.pop()
+        if v in seen or v not in fixed:
+            continue
+        seen.add(v)
+        if v not in axes:
+            shared.append(v)
+            continue
+        unknown = [u for u in v.owner.inputs if u in fixed]
+        with_rows = [u for u in unknown if u in axes]
+        broadcasts = isinstance(v.owner.op, Elemwise)
+        if axes[v] != 0:
+            return None
+        if fixed[v] and broadcasts and len(unknown) == 1 and with_rows:
+            left += unknown  # not −ζ where there is ζ
+        elif fixed[v] or (not with_rows and isinstance(v.owner.op, AdvancedSubtensor)):
+            by_row.append(v)
+        elif broadcasts or len(with_rows) == len(unknown):
+            left += unknown
+        else:  # such as X(zτ), which takes as long from θ̂, or a layer of a neural network
+            return None
+    return by_row, shared
+
+
+def _fixed_jacobians(graph, variables) -> dict:
+    """Whether ∂v/∂θ is the same at every θ, for each v that has a derivative."""
+    fixed, moving = dict.fromkeys(variables, True), set(variables)
+    for node in toposort([graph], []):
+        inputs = node.inputs[:1] if isinstance(node.op, CheckAndRaise) else node.inputs
+        if isinstance(node.op, Shape | Shape_i) or moving.isdisjoint(inputs):
+            continue
+        moving.update(node.outputs)
+        unknown = list(dict.fromkeys(v for v in inputs if v in fixed))
+        continuous = [v for v in node.outputs if getattr(v.type, "dtype", None) in float_dtypes]
+        if unknown and continuous:
+            # conditions and indices move without a derivative, and with them that of the output
+            steered = any(v in moving and v not in fixed for v in inputs)
+            same = not steered and all(fixed[v] for v in unknown) and _is_affine(node, unknown)
+            fixed.update(dict.fromkeys(continuous, same))
+    return fixed
+
+
+def _is_affine(node, unknown) -> bool:
+    """Whether the derivative of one operation is the same whatever the ``unknown`` inputs."""
+    if len(node.outputs) > 1:
+        return False
+    inputs = {v: v.type() for v in unknown}
+    copy = node.clone_with_new_inputs([inputs.get(v, v) for v in node.inputs])
+    out = copy.outputs[0]
+    gradients = pt.grad(
+        None,
+        list(inputs.values()),
+        known_grads={out: out.type()},
+        disconnected_inputs="ignore",
+        null_gradients="return",
+    )
+    left, new = list(gradients), set(inputs.values())
+    while left:
+        v = left.pop()
+        if v in new or not isinstance(v.type, TensorType):
+            return False
+        if v.owner is not None and not isinstance(v.owner.op, Shape | Shape_i):
+            # The first input of ``second`` gives the shape alone.
+            left += v.owner.inputs[getattr(v.owner.op, "scalar_op", None) == ps.second :]
+    return True
+
+
+def _elementwise_roots(v, fixed) -> list:
+    """Find what a shared ``v`` is a function of, entry by entry."""
+    roots, left = [], [v]
+    while left:
+        v = left.pop()
+        unknown = [u for u in v.owner.inputs if u in fixed] if v.owner else []
+        same = all(u.type.broadcastable == v.type.broadcastable for u in unknown)
+        if unknown and same and isinstance(v.owner.op, Elemwise):
+            left += unknown
+        else:
+            roots.append(v)
+    return roots
+
+
+def _sizes(zetas, variables, point) -> list:
+    """Numbers in one row of each ζ; infinite where the graph doesn't tell."""
+    typed = {v: pt.tensor(dtype=v.dtype, shape=np.shape(point[v.name])) for v in variables}
+    shapes = [zeta.type.shape[1:] for zeta in slice_rows(zetas, typed, None, None)]
+    return [math.inf if None in shape else math.prod(shape) for shape in shapes]
+
+
+def _cotangents(graph, zetas) -> list:
+    """∂ℓ/∂ζ of each row."""
+    by_row = [pt.tensor(dtype=z.dtype, shape=(None, *z.type.shape[1:])) for z in zetas]
+    [copy] = clone_replace([graph], dict(zip(zetas, by_row, strict=True)), rebuild_strict=False)
+    gradients = pt.grad(copy.sum(), by_row, disconnected_inputs="ignore")
+    back = dict(zip(by_row, zetas, strict=True))
+    rows = graph.zeros_like()
+    return [
+        c + rows.dimshuffle(0, *["x"] * (c.ndim - 1)) if c.type.broadcastable[0] else c
+        for c in clone_replace(gradients, back, rebuild_strict=False)
+    ]
+
+
+def row_axes(graphs, axes) -> dict:
+    """Find on which axis the rows lie, for all variables that depend on some that have rows."""
+    axes = dict(axes)
+    for node in toposort(graphs, list(axes)):
+        found = [axes.get(v) for v in node.inputs]
+        if any(axis is not None for axis in found):
+            axis = MIXED if len(node.outputs) > 1 else _row_axis(node, found, axes)
+            axes.update((out, axis) for out in node.outputs if axis is not None)
+    return axes
+
+
+def _row_axis(node, found, axes):
+    """Where an operation puts the rows that it gets on the axes ``found``."""
+    op, inputs, out = node.op, node.inputs, node.outputs[0]
+    if isinstance(op, CheckAndRaise):
+        return found[0]
+    if MIXED in found:
+        return MIXED
+    if isinstance(op, Shape_i):
+        return LENGTH if found[0] in (op.i, LENGTH) else None
+    if isinstance(op, Shape):
+        return LENGTH
+    rows = {axis for axis in found if isinstance(axis, int)}
+    if not rows:
+        return _without_rows(node, found, axes)
+    [axis, *others] = rows
+    if others:
+        return MIXED
+    if isinstance(op, Alloc | BroadcastTo):
+        place = axis + out.type.ndim - inputs[0].type.ndim
+        lengths = [i for i, f in enumerate(found[1:]) if f is not None]
+        return place if found[0] == axis and lengths == [place] else MIXED
+    if POSITIONS in found:
+        return _picked(node, found, axis)
+    if isinstance(op, SpecifyShape):
+        return axis if found[0] == axis else MIXED
+    if LENGTH in found:
+        return MIXED
+    if isinstance(op, Elemwise) or (isinstance(op, Blockwise) and axis < op.batch_ndim(node)):
+        return axis if _aligned(inputs, found, axis) else MIXED
+    if isinstance(op, DimShuffle):
+        return op.new_order.index(axis) if axis in op.new_order else MIXED
+    if isinstance(op, SymbolicOp):
+        inner = {v: f for v, f in zip(op.inner_inputs, found, strict=True) if f is not None}
+        return row_axes(op.inner_outputs, inner).get(op.inner_outputs[0], MIXED)
+    if isinstance(op, CAReduce | Softmax | LogSoftmax) and op.axis is not None:
+        over = {int(i) % inputs[0].type.ndim for i in np.atleast_1d(op.axis)}
+        lost = sum(i < axis for i in over) if isinstance(op, CAReduce) else 0
+        return MIXED if axis in over else axis - lost
+    if isinstance(op, Dot):
+        ndim = inputs[0].type.ndim
+        if found == [0, None] and ndim == 2:
+            return 0
+        return ndim - 1 if found == [None, 1] else MIXED
+    if isinstance(op, Join):
+        along, n = joined_along(node)
+        apart = along is not None and along % out.type.ndim != axis
+        return axis if apart and None not in found[-n:] else MIXED
+    if isinstance(op, Subtensor) and found[0] == axis:
+        index = get_idx_list(inputs, op.idx_list)
+        if index[axis : axis + 1] in ((), (slice(None),)):
+            return axis - sum(not isinstance(entry, slice) for entry in index[:axis])
+    if isinstance(op, AdvancedSubtensor) and found[0] is None:
+        return _picked(node, found, axis)
+    return MIXED
+
+
+def _aligned(inputs, found, axis) -> bool:
+    """Whether what has no rows is broadcast along them."""
+    pairs = zip(inputs, found, strict=True)
+    return all(f is not None or v.type.broadcastable[axis] for v, f in pairs)
+
+
+def _picked(node, found, axis):
+    """``x[i, j]`` with indices by row: of what all rows share, or of each row with i = 0, 1, ..."""
+    op, (_, *indices), (of, *by) = node.op, node.inputs, found
+    integers = (isinstance(i.type, TensorType) and i.dtype in integer_dtypes for i in indices)
+    if (
+        not isinstance(op, AdvancedSubtensor)
+        or not indexes_leading_axes(node)
+        or not all(integers)
+        or (of, by[0] == POSITIONS) not in ((None, False), (0, True))
+        or POSITIONS in by[1:]
+    ):
+        return MIXED
+    ndim = max(i.type.ndim for i in indices)
+    if by[0] == POSITIONS:
+        [by[0]] = (k for k, one in enumerate(indices[0].type.broadcastable) if not one)
+    offsets = [ndim - i.type.ndim for i in indices]
+    places = {f + k for f, k in zip(by, offsets, strict=True) if f is not None}
+    [place, *others] = places
+    alone = (
+        f is not None or place < k or i.type.broadcastable[place - k]
+        for i, f, k in zip(indices, by, offsets, strict=True)
+    )
+    return place if not others and all(alone) else MIXED
+
+
+def _without_rows(node, found, axes):
+    """Follow the number of rows and the row indices, which only some operations may use."""
+    op, inputs, out = node.op, node.inputs, node.outputs[0]
+    shape = inputs[0].owner
+    if isinstance(op, Subtensor) and shape is not None and isinstance(shape.op, Shape):
+        [index] = get_idx_list(inputs, op.idx_list)
+        if isinstance(index, Constant) and index.data >= 0:
+            return LENGTH if axes.get(shape.inputs[0]) in (index.data, LENGTH, MIXED) else None
+    if isinstance(op, ARange):
+        start, _, step = (getattr(v, "data", None) for v in inputs)
+        return POSITIONS if found == [None, LENGTH, None] and (start, step) == (0, 1) else MIXED
+    if isinstance(op, Alloc | BroadcastTo):
+        return 0 if found[:2] == [None, LENGTH] and not any(found[2:]) else MIXED
+    if POSITIONS in found:
+        return POSITIONS if isinstance(op, DimShuffle) else MIXED
+    return LENGTH if getattr(out.type, "dtype", None) in discrete_dtypes else MIXED

@@ -1,0 +1,1 @@
+"""What leaves a process or outlives it. Knows no gradients and no formulas."""

@@ -1,0 +1,162 @@
+"""What a chain knows before its first draw: centre, coordinates, and the gradient's noise there.
+
+Deterministic, so that all chains from one starting point share it. Knows gradients and centres,
+no samplers.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc.initial_point import make_initial_point_fn
+from scipy.linalg import solve_triangular
+
+from pymc_sghmc.gradients.control_variates import Anchor
+from pymc_sghmc.gradients.coordinates import PreconditionedGradient, preconditioner_factor
+from pymc_sghmc.tuning.centre import MAX_DENSE, Centre, find_centre, largest_curvature
+
+__all__ = ["Setup", "near", "same_inputs", "set_up", "unconstrained_point"]
+
+N_PROBES = 20  # points near the centre at which the noise is measured
+NOISY = 4  # times the median noise, above which a direction gets a scale of its own
+SLOW = 0.01  # curvature of the slowest direction over the stiffest where nobody has measured it
+
+
+class Setup(NamedTuple):
+    """Centre, coordinates φ with θ = Lφ, extreme curvatures in them, and noise in them."""
+
+    key: tuple  # of the start, the other unknowns and the data that it holds for
+    centre: Centre
+    factor: np.ndarray | None  # L
+    stiffness: float  # largest and ...
+    slowness: float  # ... smallest curvature of −log p in φ
+    anchor: Anchor | None  # of the control variates
+    passes: float  # over all data, with and without gradients
+    noise: dict  # {"plain": diagonal of V̂ in φ, (d,), "control_variates": the same}
+
+
+def set_up(
+    gradient, control_variates, start, key, *, preconditioner, optimise, temperature, scale=None
+) -> Setup:
+    """Find the centre from ``start`` and measure the noise of both gradients around it.
+
+    Parameters
+    ----------
+    gradient : MinibatchGradient
+    control_variates : ControlVariates or None
+        Gets its centre here.
+    start : array of shape (d,)
+    preconditioner : {"auto", "diag", "dense"}, array or None
+        An array is M⁻¹.
+    optimise : bool
+        ``False``: ``start`` is the centre.
+    temperature : float
+        The noise is measured at draws from the Gaussian at the centre with this temperature.
+    scale : array, optional
+        Factor of an earlier centre.
+    """
+    d = start.size
+    kind = preconditioner if isinstance(preconditioner, str) else None
+    dense = kind == "dense" or d <= MAX_DENSE
+    centre = find_centre(gradient, start, dense, optimise, scale)
+    spread = centre.factor
+    if kind == "dense" or (kind == "auto" and dense):
+        factor, stiffness, slowness = spread, 1.0, 1.0
+    else:
+        if kind is None:
+            factor = None if preconditioner is None else preconditioner_factor(preconditioner, d)
+        elif spread.ndim == 2:
+            factor = np.sqrt(np.square(spread).sum(axis=1))
+        else:
+            factor = spread
+        stiffness, slowness = _extreme_curvatures(gradient, centre, factor)
+        if kind is not None:
+            factor, slowness, stiffness = factor / stiffness**0.5, slowness / stiffness, 1.0
+    if factor is not None:
+        factor = factor.astype(gradient.dtype)
+    passes = centre.passes
+    if control_variates is not None:
+        passes += control_variates.set_centre(centre.position, centre.factor)
+    noise = {
+        "plain": _noise(gradient, centre, factor, temperature),
+        "control_variates": control_variates
+        and _noise(control_variates, centre, factor, temperature),
+    }
+    anchor = control_variates and control_variates.anchor
+    if kind is not None:
+        # Directions in which the gradient is much noisier than in most would slow down all of them.
+        known = [V for V in noise.values() if V is not None]
+        least = min(known, key=np.sum)
+        shrink = np.minimum(1.0, max(NOISY * np.median(least), 1.0) / np.maximum(least, 1e-300))
+        factor = factor * np.sqrt(shrink).astype(factor.dtype)
+        noise = {name: None if V is None else V * shrink for name, V in noise.items()}
+        slowness = slowness * float(shrink.min())
+    return Setup(key, centre, factor, stiffness, slowness, anchor, passes, noise)
+
+
+def _extreme_curvatures(gradient, centre, factor):
+    """Largest and smallest eigenvalue of LᵀHL, with H⁻¹ = SSᵀ from the centre where that is known."""
+    d = centre.position.size
+    spread = centre.factor
+    factor = np.ones(d) if factor is None else factor
+    if spread.ndim == 2:
+        matrix = np.diag(factor) if factor.ndim == 1 else factor
+        scales = np.linalg.svd(solve_triangular(spread, matrix, lower=True), compute_uv=False) ** 2
+        return float(scales[0]), float(scales[-1])
+    stiffness = largest_curvature(gradient, centre.position, factor)
+    return stiffness, SLOW * stiffness
+
+
+def _noise(gradient, centre, factor, temperature):
+    """Mean diagonal of V̂ in φ over draws from the Gaussian at the centre."""
+    if not any(gradient.is_noisy):
+        return np.zeros(centre.position.size)
+    rng = np.random.default_rng(0)
+    target = gradient if factor is None else PreconditionedGradient(gradient, factor)
+    total = np.zeros(centre.position.size)
+    for _ in range(N_PROBES):
+        position = near(centre, rng, (temperature or 1.0) ** 0.5)
+        if factor is not None:
+            position = target.from_theta(position)
+        total += target.noise_covariance(position.astype(gradient.dtype), rng)
+    return np.nan_to_num(total / N_PROBES, nan=1e100, posinf=1e100)
+
+
+def near(centre, rng, scale):
+    """Draw from the Gaussian at the centre, wider by ``scale``."""
+    z = scale * rng.standard_normal(centre.position.size)
+    return centre.position + (centre.factor @ z if centre.factor.ndim == 2 else centre.factor * z)
+
+
+def same_inputs(key, other) -> bool:
+    """Whether two keys have equal starts and other unknowns, and the very same data."""
+    (start, optimise, given, arrays), (start_2, optimise_2, given_2, arrays_2) = key, other
+    return (
+        np.array_equal(start, start_2)
+        and optimise == optimise_2
+        and all(map(np.array_equal, given, given_2))
+        and len(arrays) == len(arrays_2)
+        and all(
+            a.shape == b.shape and a.__array_interface__["data"] == b.__array_interface__["data"]
+            for a, b in zip(arrays, arrays_2, strict=True)
+        )
+    )
+
+
+def unconstrained_point(model, point) -> dict:
+    """From a dict of values of unknowns, such as ``pm.find_MAP()`` returns, to a point of PyMC."""
+    names = [value.name for value in model.value_vars]
+    if all(name in point for name in names):
+        return {name: np.asarray(point[name]) for name in names}
+    missing = [
+        rv.name
+        for rv in model.free_RVs
+        if rv.name not in point and model.rvs_to_values[rv].name not in point
+    ]
+    if missing:
+        raise ValueError(
+            f"centre: has no value of {', '.join(missing)}. Pass a value of each unknown, such as "
+            "pm.find_MAP() returns."
+        )
+    overrides = {rv: np.asarray(point[rv.name]) for rv in model.free_RVs}
+    return make_initial_point_fn(model=model, overrides=overrides)(0)

@@ -1,0 +1,104 @@
+"""The structure of the package: which wing imports which, read off the imports themselves."""
+
+import ast
+
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "pymc_sghmc"
+GROUND = {"compat", "checks", "faults", "schedules"}
+# What each wing may import besides the ground, from the top of the house down.
+WINGS = {
+    "samplers": {"step", "tuning"},
+    "exact": {"models", "runs"},
+    "step": {"diagnostics", "tuning", "rows", "gradients", "loops", "models", "runs"},
+    "diagnostics": {"models"},
+    "tuning": {"gradients"},
+    "rows": {"gradients", "models"},
+    "gradients": {"loops", "models"},
+    "loops": set(),
+    "models": set(),
+    "runs": set(),
+}
+FACES = {"__init__", "loaders"}  # what a user imports
+MOST_LINES = 250
+# Files that are longer for now; the list may only shrink.
+LONG = {
+    "step/step.py": 563,
+    "gradients/gradients.py": 442,
+    "models/row_terms.py": 416,
+    "samplers/sghmc.py": 414,
+    "runs/resume.py": 406,
+    "rows/streams.py": 350,
+    "exact/qnhmc.py": 340,
+    "exact/gamma_gibbs.py": 333,
+    "tuning/automatic.py": 286,
+}
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(tree):
+    """Yield the parts of the path below the package, and the name, of each import from it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "pymc_sghmc":
+            for alias in node.names:
+                yield (*node.module.split(".")[1:], alias.name)
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "pymc_sghmc":
+                    yield tuple(alias.name.split(".")[1:])
+
+
+def broken_rules(wing, tree):
+    """Say which imports of a file in this wing, or on the ground, break the table."""
+    allowed = GROUND | (WINGS[wing] | {wing} if wing in WINGS else set())
+    for path in imports(tree):
+        if not path or path[0] not in allowed:
+            yield f"imports {'.'.join(path)}"
+        if any(part.startswith("_") for part in path):
+            yield f"takes the private name {'.'.join(path)}"
+
+
+def name(path):
+    return path.relative_to(PACKAGE).as_posix()
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_imports_run_down_the_table(path):
+    place = path.relative_to(PACKAGE).parts
+    if len(place) == 1 and path.stem in FACES:
+        return  # a face may show all of the house
+    wing = place[0] if len(place) > 1 else "ground"
+    assert not list(broken_rules(wing, ast.parse(path.read_text())))
+
+
+def test_an_import_up_the_table_is_found():
+    wrong = ast.parse("from pymc_sghmc.step.step import StochasticGradientStep")
+    assert list(broken_rules("gradients", wrong)) == ["imports step.step.StochasticGradientStep"]
+    assert list(broken_rules("ground", wrong))
+    assert not list(broken_rules("samplers", wrong))
+    private = ast.parse("from pymc_sghmc.models.graphs import _name")
+    assert list(broken_rules("exact", private)) == ["takes the private name models.graphs._name"]
+
+
+def test_the_table_has_no_circle():
+    for wing, below in WINGS.items():
+        assert not any(wing in WINGS[other] for other in below)
+    assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"} == set(
+        WINGS
+    )
+
+
+def test_files_are_short():
+    lengths = {name(path): len(path.read_text().splitlines()) for path in FILES}
+    long = {file: n for file, n in lengths.items() if n > LONG.get(file, MOST_LINES)}
+    assert not long
+    assert all(lengths.get(file, 0) > MOST_LINES for file in LONG), "take it off the list"
+
+
+@pytest.mark.parametrize("wing", sorted(set(WINGS) - {"diagnostics"}))
+def test_the_face_of_a_wing_is_a_sentence(wing):
+    body = ast.parse((PACKAGE / wing / "__init__.py").read_text()).body
+    assert len(body) == 1 and isinstance(body[0], ast.Expr)
