@@ -23,8 +23,8 @@ import numpy as np
 
 from scipy.linalg import LinAlgError
 
-from pymc_sghmc.exact import curvature as curvatures
 from pymc_sghmc.checks import is_number, whole_steps
+from pymc_sghmc.exact import curvature as curvatures
 from pymc_sghmc.exact.leapfrog import LARGEST_ERROR, leapfrog, metropolis
 from pymc_sghmc.exact.quasi_newton import Dense, diagonal, identity
 from pymc_sghmc.exact.step import HamiltonianStep

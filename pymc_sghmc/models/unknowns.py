@@ -1,0 +1,61 @@
+"""The unknowns of a step as one vector: names, shapes, and where each lies in it. Knows no graph."""
+
+import math
+
+import numpy as np
+
+__all__ = ["Unknowns"]
+
+
+class Unknowns:
+    """Some of a model's unknowns, raveled and joined in order.
+
+    Parameters
+    ----------
+    variables : list of TensorVariable
+        Value variables, in the order in which their values are joined.
+    point : dict of {str: array}
+        A point of PyMC's, which gives their shapes.
+
+    Attributes
+    ----------
+    names : tuple of str
+    shapes : tuple of tuple
+    places : dict of {str: slice}
+        Where each unknown lies in a position.
+    d : int
+        Length of a position.
+    dtype : numpy.dtype
+        Of a position: single precision where all unknowns have it.
+    """
+
+    def __init__(self, variables, point):
+        self.variables = tuple(variables)
+        self.names = tuple(variable.name for variable in variables)
+        self.shapes = tuple(np.shape(point[name]) for name in self.names)
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes], dtype=int).tolist()
+        starts = [0, *ends[:-1]]
+        self.places = dict(zip(self.names, map(slice, starts, ends), strict=True))
+        self.d = ends[-1] if ends else 0
+        self.dtype = np.result_type(*(variable.dtype for variable in variables))
+
+    def ravel(self, point) -> np.ndarray:
+        """Return the position of a point, (d,)."""
+        parts = [np.ravel(point[name]) for name in self.names]
+        return np.concatenate(parts).astype(self.dtype)
+
+    def unravel(self, position, point) -> dict:
+        """Return ``point`` with the values that the unknowns have at a position."""
+        new = dict(point)
+        for variable, shape in zip(self.variables, self.shapes, strict=True):
+            part = position[self.places[variable.name]]
+            new[variable.name] = part.reshape(shape).astype(variable.dtype)
+        return new
+
+    def name_of(self, index) -> str:
+        """Name of an entry of a position, such as ``beta[3]``."""
+        for (name, place), shape in zip(self.places.items(), self.shapes, strict=True):
+            if place.start <= index < place.stop:
+                entry = ", ".join(map(str, np.unravel_index(index - place.start, shape)))
+                return f"{name}[{entry}]" if shape else name
+        raise IndexError(index)
