@@ -9,9 +9,9 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from samplers import SAMPLERS, PaperSGHMC, PaperSGLD
 from scipy import stats
 from stationary import PRECONDITIONERS, Script
+from table import SAMPLERS, PaperSGHMC, PaperSGLD
 
 from pymc_sghmc import SGHMC, SGLD, schedules
 from pymc_sghmc.gradients.control_variates import ControlVariates

@@ -1,7 +1,7 @@
 """SGHMC and SGLD against reference posteriors of real data, through ``pm.sample``, four chains.
 
 The papers' algorithms to the letter, every setting by hand: eq. 15 and eq. 12 with plain minibatch
-gradients and no noise estimate (test_automatic.py has the settings that are found). Their noise
+gradients and no noise estimate (step/test_automatic.py has the settings that are found). Their noise
 heats the chain, by ηN/(2nα) for SGHMC and ηN/(2n) for SGLD where the preconditioner is the inverse
 of the empirical Fisher information J: the noise has covariance (N/n) J and so heats all directions
 alike, and the draws have T times the posterior's covariance P. The configurational temperature
@@ -21,7 +21,7 @@ import pymc as pm
 import pytest
 import references
 
-from samplers import PaperSGHMC, PaperSGLD
+from table import PaperSGHMC, PaperSGLD
 
 from pymc_sghmc.diagnostics import configurational_temperature
 

@@ -18,6 +18,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from conftest import ROOT
 from pymc.backends.zarr import ZarrTrace
 from pymc.step_methods.state import equal_dataclass_values
 from targets import linear_regression
@@ -149,7 +150,7 @@ def killed_runs(tmp_path_factory):
             process = subprocess.Popen(
                 [sys.executable, "-c", code.format(str(path / "store"), kill)],
                 cwd=Path(__file__).parent,
-                env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+                env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
                 stderr=errors,
                 start_new_session=True,
             )

@@ -14,7 +14,7 @@ import pytest
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
 from pytensor.graph.op import Op
-from samplers import SAMPLERS, PaperSGHMC, PaperSGLD
+from table import SAMPLERS, PaperSGHMC, PaperSGLD
 from targets import GaussianMean, linear_regression
 from threadpoolctl import threadpool_info, threadpool_limits
 

@@ -10,19 +10,19 @@ import textwrap
 import time
 
 from multiprocessing import get_context
-from pathlib import Path
 
 import cloudpickle
 import numpy as np
 import pymc as pm
 import pytest
 
+from conftest import ROOT
+
 from pymc_sghmc import SGHMC
 from pymc_sghmc.runs import shared_arrays
 from pymc_sghmc.runs.shared_arrays import Handle, attach, dumps, share
 
 N = 200_000
-HELPERS = Path(__file__).parent
 needs_proc = pytest.mark.skipif(
     not os.path.exists("/proc/self/smaps_rollup"),
     reason="memory and descriptors of processes are read from Linux's /proc",
@@ -284,7 +284,7 @@ def test_numba_compiles_nothing_for_attached_arrays():
 MEMORY = f"""
 import os, stat, sys, threading, warnings
 
-sys.path.insert(0, {str(HELPERS.parent)!r})
+sys.path.insert(0, {str(ROOT)!r})
 import numpy as np, pymc as pm, pytensor, pytensor.tensor as pt
 from pymc_sghmc import SGLD
 from pymc_sghmc.runs import shared_arrays

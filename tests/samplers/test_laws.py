@@ -6,7 +6,6 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from samplers import SAMPLERS, PaperSGHMC, PaperSGLD
 from stationary import (
     PRECONDITIONERS,
     H,
@@ -18,6 +17,7 @@ from stationary import (
     stationary_covariance,
     with_gradient,
 )
+from table import SAMPLERS, PaperSGHMC, PaperSGLD
 
 from pymc_sghmc.samplers import sghmc, sgld
 

@@ -14,10 +14,11 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from conftest import ROOT
 from pymc.exceptions import SamplingError
 from pymc.sampling.parallel import ParallelSamplingError
-from samplers import SAMPLERS, PaperSGHMC, PaperSGLD
 from stationary import sghmc_map, stationary_covariance
+from table import SAMPLERS, PaperSGHMC, PaperSGLD
 from targets import GaussianMean, linear_regression
 
 from pymc_sghmc import SGHMC, SGLD
@@ -26,6 +27,7 @@ from pymc_sghmc.diagnostics import configurational_temperature
 FAST = {"mode": "FAST_COMPILE"}
 C = {"mode": "CVM"}
 QUIET = {"progressbar": False, "compute_convergence_checks": False}
+HELPERS = str(ROOT / "tests")
 
 
 def build(sampler, model, **settings):
@@ -178,9 +180,9 @@ def test_same_draws_in_spawned_workers(mp_ctx, tmp_path):
     script.write_text(
         textwrap.dedent(f"""
         import sys
-        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        sys.path.insert(0, {HELPERS!r})
         import numpy as np, pymc as pm
-        from samplers import PaperSGHMC
+        from table import PaperSGHMC
         from targets import linear_regression
         if __name__ == "__main__":
             with linear_regression() as model:
@@ -200,7 +202,7 @@ def test_same_draws_in_spawned_workers(mp_ctx, tmp_path):
     assert output.stdout.endswith("same\n"), output.stderr
 
 
-# Numba quickly: test_inner_loop.py, test_seed_gives_the_same_draws_on_each_backend.
+# Numba quickly: loops/test_inner_loop.py, test_seed_gives_the_same_draws_on_each_backend.
 @pytest.mark.parametrize("mode", ["CVM", pytest.param("NUMBA", marks=pytest.mark.slow), "JAX"])
 def test_backends_agree(mode):
     if mode == "JAX":
@@ -442,9 +444,9 @@ def test_interruption_returns_what_was_sampled(cores, tmp_path):
         textwrap.dedent(f"""
         import signal, sys
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs
-        sys.path.insert(0, {os.path.dirname(__file__)!r})
+        sys.path.insert(0, {HELPERS!r})
         import numpy as np, pymc as pm
-        from samplers import PaperSGHMC
+        from table import PaperSGHMC
         from targets import linear_regression
         with linear_regression() as model:
             step = PaperSGHMC(learning_rate=1e-4, batch_size=10, compile_kwargs={FAST!r})

@@ -4,7 +4,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from samplers import PaperSGHMC
+from table import PaperSGHMC
 from targets import linear_regression
 
 from pymc_sghmc import SGLD
