@@ -9,6 +9,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from modes import FAST, QUIET
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
 from scipy import stats
@@ -16,8 +17,6 @@ from scipy import stats
 from pymc_sghmc import SGHMC, SGLD, GammaGibbs
 from pymc_sghmc.faults import SamplingStopped
 
-FAST = {"mode": "FAST_COMPILE"}
-QUIET = {"progressbar": False, "compute_convergence_checks": False}
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 40))
 Y = RNG.normal(1.0, 2.0, size=(25, 40))

@@ -14,6 +14,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from modes import FAST, QUIET
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
 from scipy.linalg import LinAlgError
@@ -21,8 +22,6 @@ from targets import linear_regression
 
 from pymc_sghmc import QNHMC
 
-FAST = {"mode": "FAST_COMPILE"}
-QUIET = {"progressbar": False, "compute_convergence_checks": False}
 TIMES = {"process_time_diff", "perf_counter_diff", "perf_counter_start"}
 LIMIT = 5  # standard errors: of ten scores one in 170,000 seeds passes it
 

@@ -10,6 +10,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from modes import FAST
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
 from scipy.linalg import cholesky
@@ -21,8 +22,6 @@ from pymc_sghmc import HMCBFGS
 from pymc_sghmc.exact import hmc_bfgs
 from pymc_sghmc.exact.hmc_bfgs import HMCBFGSState
 from pymc_sghmc.exact.leapfrog import leapfrog
-
-FAST = {"mode": "FAST_COMPILE"}
 
 
 @pytest.fixture(scope="module")

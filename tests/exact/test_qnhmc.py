@@ -7,13 +7,13 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from modes import FAST
 from scipy.linalg import cholesky, eigvalsh
 
 from pymc_sghmc import QNHMC
 from pymc_sghmc.exact import qnhmc
 from pymc_sghmc.exact.quasi_newton import Dense, LowRank, identity
 
-FAST = {"mode": "FAST_COMPILE"}
 SLOW = pytest.mark.slow
 
 

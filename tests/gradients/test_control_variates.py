@@ -12,12 +12,13 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from modes import FAST
+
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients import gradients
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.gradients import MinibatchGradient
 
-FAST = {"mode": "FAST_COMPILE"}
 N, D = 9, 2
 rng = np.random.default_rng(4)
 X = rng.normal(size=(N, D))

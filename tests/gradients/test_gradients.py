@@ -8,10 +8,11 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
+from modes import FAST
+
 from pymc_sghmc.gradients.coordinates import PreconditionedGradient, preconditioner_factor
 from pymc_sghmc.gradients.gradients import MinibatchGradient
 
-FAST = {"mode": "FAST_COMPILE"}
 N, D = 9, 2
 rng = np.random.default_rng(4)
 X = rng.normal(size=(N, D))

@@ -9,6 +9,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from modes import FAST
 from scipy import stats
 from stationary import PRECONDITIONERS, Script
 from table import SAMPLERS, PaperSGHMC, PaperSGLD
@@ -22,7 +23,6 @@ from pymc_sghmc.loops import inner_loop
 from pymc_sghmc.loops import normals as noise
 from pymc_sghmc.loops.inner_loop import InnerLoop, Replay
 
-FAST = {"mode": "FAST_COMPILE"}
 NEEDS_JAX = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX")
 BACKENDS = ["FAST_COMPILE", "NUMBA", pytest.param("JAX", marks=NEEDS_JAX)]
 N_ROWS = 200

@@ -9,12 +9,12 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from modes import FAST
 from pymc.model.transform.optimization import freeze_dims_and_data
 from pytensor.graph.basic import equal_computations
 
 from pymc_sghmc.gradients.gradients import MinibatchGradient
 
-FAST = {"mode": "FAST_COMPILE"}
 N, D, G = 11, 3, 4  # rows, features, groups: all different, lengths that agree come in tests below
 rng = np.random.default_rng(20)
 X = rng.normal(size=(N, D))

@@ -17,6 +17,7 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
+from modes import FAST, QUIET
 from pymc.exceptions import SamplingError
 from pymc.pytensorf import compile
 from pymc.step_methods.state import equal_dataclass_values
@@ -29,8 +30,6 @@ from pymc_sghmc.rows import sources, streams
 from pymc_sghmc.rows.epochs import EpochGradient, UniformControlVariates, epoch_rows
 from pymc_sghmc.rows.streams import StreamedGradient
 
-FAST = {"mode": "FAST_COMPILE"}
-QUIET = {"progressbar": False, "compute_convergence_checks": False}
 HAND = {"learning_rate": 1e-4, "gradient": "plain", "friction": 0.3, "noise_estimate": None}
 N, D = 1200, 3
 

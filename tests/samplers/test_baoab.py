@@ -6,6 +6,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from modes import FAST
 from stationary import (
     PRECONDITIONERS,
     H,
@@ -21,7 +22,6 @@ from stationary import (
 from pymc_sghmc import SGHMC
 from pymc_sghmc.samplers import baoab, sghmc
 
-FAST = {"mode": "FAST_COMPILE"}
 BETA_HAT = np.array([[0.05, 0.02, 0.0], [0.02, 0.04, -0.01], [0.0, -0.01, 0.06]])
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from modes import FAST
 from stationary import (
     PRECONDITIONERS,
     H,
@@ -20,8 +21,6 @@ from stationary import (
 from table import SAMPLERS, PaperSGHMC, PaperSGLD
 
 from pymc_sghmc.samplers import sghmc, sgld
-
-FAST = {"mode": "FAST_COMPILE"}
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,13 @@ import pymc as pm
 import pytest
 import references
 
+from modes import FAST, QUIET, C
 from targets import GaussianMean, linear_regression
 
 from pymc_sghmc import SGHMC, SGLD, schedules
 from pymc_sghmc.tuning import automatic
 from pymc_sghmc.tuning.budget import MAX_LEARNING_RATE
 
-FAST = {"mode": "FAST_COMPILE"}
-C = {"mode": "CVM"}
-QUIET = {"progressbar": False, "compute_convergence_checks": False}
 SETTINGS = ("learning_rate", "friction", "gradient_noise", "control_variates")
 
 

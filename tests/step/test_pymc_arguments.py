@@ -4,14 +4,13 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from modes import FAST, QUIET
 from table import PaperSGHMC
 from targets import linear_regression
 
 from pymc_sghmc import SGLD
 
-FAST = {"mode": "FAST_COMPILE"}
 BY_HAND = {"learning_rate": 1e-4, "batch_size": 10, "n_steps": 3, "compile_kwargs": FAST}
-QUIET = {"progressbar": False, "compute_convergence_checks": False}
 RUN = {"draws": 20, "tune": 5, "chains": 2, "cores": 1, "random_seed": 1, **QUIET}
 
 

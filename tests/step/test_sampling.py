@@ -15,6 +15,7 @@ import pymc as pm
 import pytest
 
 from conftest import ROOT
+from modes import FAST, QUIET, C
 from pymc.exceptions import SamplingError
 from pymc.sampling.parallel import ParallelSamplingError
 from stationary import sghmc_map, stationary_covariance
@@ -24,9 +25,6 @@ from targets import GaussianMean, linear_regression
 from pymc_sghmc import SGHMC, SGLD
 from pymc_sghmc.diagnostics import configurational_temperature
 
-FAST = {"mode": "FAST_COMPILE"}
-C = {"mode": "CVM"}
-QUIET = {"progressbar": False, "compute_convergence_checks": False}
 HELPERS = str(ROOT / "tests")
 
 

@@ -11,6 +11,7 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
+from modes import FAST
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
 from pytensor.graph.op import Op
@@ -20,8 +21,6 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_sghmc import QNHMC, SGHMC, schedules
 from pymc_sghmc.models import independence
-
-FAST = {"mode": "FAST_COMPILE"}
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from modes import FAST
 from targets import linear_regression
 
 from pymc_sghmc import SGHMC
@@ -13,8 +14,6 @@ from pymc_sghmc.gradients.gradients import MinibatchGradient
 from pymc_sghmc.tuning import centre
 from pymc_sghmc.tuning.centre import NEAR, find_centre, largest_curvature
 from pymc_sghmc.tuning.setup import same_inputs, unconstrained_point
-
-FAST = {"mode": "FAST_COMPILE"}
 
 
 def potential(H, mean):
