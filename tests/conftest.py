@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+pytest.register_assert_rewrite("exactness")  # its asserts tell what they compared, as in tests
 
 
 @pytest.fixture(scope="session")
