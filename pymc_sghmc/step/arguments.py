@@ -28,6 +28,11 @@ __all__ = [
     "show_shared_arguments",
 ]
 
+# A docstring's section, up to the next one.
+PARAMETERS = re.compile(
+    r"^Parameters\n-+\n.*?(?=\n\n\S[^\n]*\n---|\s*\Z)", re.DOTALL | re.MULTILINE
+)
+
 
 def _as_it_is(name, value):
     return value
@@ -207,22 +212,19 @@ def show_shared_arguments(cls) -> None:
     if "__init__" not in vars(cls):
         return  # what it inherits is right
     signature = inspect.signature(cls.__init__)
-    *own, last = signature.parameters.values()
-    if last.kind is not last.VAR_KEYWORD:
-        return
-    shared = [
-        inspect.Parameter(name, last.KEYWORD_ONLY, default=argument.default, annotation=hint)
-        for name, (hint, argument) in _TYPES.items()
-    ]
-    cls.__init__.__signature__ = signature.replace(parameters=[*own, *shared])
-    cls.__signature__ = signature.replace(parameters=[*own[1:], *shared])
-    if cls.__doc__:  # python -OO has none
+    parameters = list(signature.parameters.values())
+    takes_shared = parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+    if takes_shared:
+        parameters[-1:] = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=argument.default, annotation=hint
+            )
+            for name, (hint, argument) in _TYPES.items()
+        ]
+        cls.__init__.__signature__ = signature.replace(parameters=parameters)
+    cls.__signature__ = signature.replace(parameters=parameters[1:])
+    if takes_shared and cls.__doc__:  # python -OO has none
         text = inspect.getdoc(SharedArguments).partition("Parameters\n----------\n")[2]
-        section = r"^Parameters\n-+\n.*?(?=\n\n\S[^\n]*\n---|\s*\Z)"  # up to the next one
-        cls.__doc__ = re.sub(
-            section,
-            lambda found: f"{found[0]}\n{text}",
-            inspect.cleandoc(cls.__doc__),
-            count=1,
-            flags=re.DOTALL | re.MULTILINE,
+        cls.__doc__ = PARAMETERS.sub(
+            lambda found: f"{found[0]}\n{text}", inspect.cleandoc(cls.__doc__), count=1
         )
