@@ -12,13 +12,14 @@ The gradient is taken at the new θ, with a fresh minibatch at every inner step.
 without gradient noise the variance of θ has a bias of order 2 in ε = √η at fixed friction C.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Unpack
 
 import numpy as np
 
 from pymc_sghmc.checks import check_matrix_size, is_number, whole_steps
 from pymc_sghmc.faults import Fault, NonFinite
 from pymc_sghmc.samplers import baoab
+from pymc_sghmc.step.arguments import SharedArguments
 from pymc_sghmc.step.step import StochasticGradientStep
 from pymc_sghmc.tuning.budget import (
     UNKNOWN_NOISE,
@@ -82,24 +83,6 @@ class SGHMC(StochasticGradientStep):
     ----------
     vars : list, optional
         Unknowns to sample; default: all continuous ones of the model.
-    batch_size : int or dict of {str: int}, optional
-        Rows in a minibatch, drawn anew at every inner step. Likelihoods with different numbers of
-        rows take a dict that names observed variables, data containers or dims. Default: the
-        batches of ``pm.Minibatch``, or all data.
-    data : dict of {str: array} or loader, optional
-        Data too large for the model, which is built with a few of their rows in ``pm.Data``: arrays
-        such as ``np.memmap`` by the names of these containers, of which no copy is made, or an
-        iterable of blocks of rows, see `pymc_sghmc.loaders`. Blocks are gone through in passes,
-        without replacement.
-    replace : bool, default True
-        Whether a row may come up again before all others have. With ``False``, and with a loader,
-        noise of the gradient isn't independent from step to step and is never compensated.
-    learning_rate : "auto", float or callable, default "auto"
-        η, in units of squared unconstrained unknowns (with a ``preconditioner``, η multiplies it
-        and has no unit), or a schedule ``t -> η_t`` from `pymc_sghmc.schedules`. "auto": the
-        largest up to 0.25 in units of the posterior's variances whose predicted bias is within
-        ``target_bias``. The paper takes η between 0.01/N and 0.1/N (Appendix G). Algorithm 2's
-        settings convert by η = ε²M⁻¹, α = εM⁻¹C, β̂ = εM⁻¹B̂.
     friction : "auto" or float, default "auto"
         α in (0, 1]; 1 − α is the momentum term of stochastic gradient descent. "auto": critical
         for the slowest direction, 1 − exp(−2√(ηh)) at curvature h, and more where a given learning
@@ -109,54 +92,27 @@ class SGHMC(StochasticGradientStep):
         β̂ = ½ηV̂, the share of the friction's noise that the gradient already brings. ``None`` is
         β̂ = 0: variances come out too large by about ηV/(2α) in the preconditioner's units. A number
         or array is β̂ itself, at most α. "auto" measures V while tuning, in the coordinates in which
-        the preconditioner is 1, and keeps it; it is 0 without replacement. "diag" and "full" go on measuring after tuning, by the
-        empirical Fisher information, once per draw; where β̂ exceeds α it is cut to α during tuning
-        and an error afterwards; exact at temperature 1.
-    gradient : {"auto", "plain", "control_variates"}, default "auto"
-        How minibatches estimate the gradient. "control_variates" adds the difference of the
-        minibatch's gradients here and at a centre to the gradient of all rows at the centre (Baker
-        et al. 2019), with rows drawn by their leverage: near the centre the noise is that of the
-        difference alone, whatever the number of rows. "auto" takes what mixes faster at the same
-        bias, chain by chain, by the noise measured.
-    preconditioner : "auto", None, "diag", "dense" or array of shape (d,) or (d, d), default "auto"
-        M⁻¹, best near the posterior (co)variance of the raveled unconstrained unknowns, in the
-        order of ``model.value_vars``; ``None`` is 1. "dense" and "diag" take it from the curvature
-        at the centre. "auto": dense up to 1,000 unknowns, above that diagonal; and 1 with a given
-        learning rate, which then has the unknowns' unit.
+        the preconditioner is 1, and keeps it; it is 0 without replacement. "diag" and "full" go on
+        measuring after tuning, by the empirical Fisher information, once per draw; where β̂ exceeds α
+        it is cut to α during tuning and an error afterwards; exact at temperature 1.
     integrator : {"baoab", "euler"}, default "baoab"
         BAOAB has no bias on a Gaussian without gradient noise and allows steps several times as
         long, at one gradient per step; "euler" is the paper's eq. 15.
-    target_bias : float, default 0.05
-        Relative bias of the variances that automatic settings may cost, by what is measured of the
-        gradient's noise: 0.05 is 2.5 % of a standard deviation.
-    centre : dict, optional
-        Point for control variates and curvature, such as ``pm.find_MAP()`` returns. Default: the
-        mode that the step finds, or the mean of the tuning draws where they leave the mode.
-    n_steps : int, default 10
-        Inner steps per draw, the paper's m: PyMC's own cost per draw is that of one to three small
-        gradients, and ten steps make it small. Draws hold the last position.
     resample_momentum_every : int, optional
         Inner steps k ≥ 2 after which the momentum is redrawn from N(0, ηT). The last gradient
         before a redraw is lost, which multiplies the variance by up to k/(k − 1). Default: never,
         the friction is enough.
-    temperature : float, default 1.0
-        T: the chain samples exp(−U/T). 1 is the posterior, 0 stochastic gradient descent with
-        momentum, the paper's baseline.
-    model : pm.Model, optional
-        Default: the model of the context.
-    rng : numpy.random.Generator or int, optional
-        ``pm.sample(random_seed=...)`` replaces it.
-    initial_point : dict, optional
-        Gives the shapes of the unknowns; default: the model's initial point.
-    compile_kwargs : dict, optional
-        Keyword arguments of ``pymc.pytensorf.compile``, such as ``{"mode": "NUMBA"}``.
-    blocked : bool, default True
-        One step for all unknowns. ``False`` makes one step for each.
 
     Raises
     ------
     ValueError
         If an argument is out of range, or the data can't be cut into independent rows.
+
+    Notes
+    -----
+    Algorithm 2's settings convert by η = ε²M⁻¹, α = εM⁻¹C, β̂ = εM⁻¹B̂, and its m is ``n_steps``. The
+    paper takes η between 0.01/N and 0.1/N for N rows (Appendix G). At temperature 0 the sampler is
+    stochastic gradient descent with momentum, the paper's baseline.
 
     References
     ----------
@@ -187,27 +143,13 @@ class SGHMC(StochasticGradientStep):
 
     def __init__(
         self,
-        vars=None,
+        vars: list | None = None,
         *,
-        batch_size=None,
-        data=None,
-        replace=True,
-        learning_rate="auto",
-        friction="auto",
-        noise_estimate="auto",
-        gradient="auto",
-        preconditioner="auto",
-        integrator="baoab",
-        target_bias=0.05,
-        centre=None,
-        n_steps=10,
-        resample_momentum_every=None,
-        temperature=1.0,
-        model=None,
-        rng=None,
-        initial_point=None,
-        compile_kwargs=None,
-        blocked=True,
+        friction: Literal["auto"] | float = "auto",
+        noise_estimate: Literal["auto", "diag", "full"] | float | np.ndarray | None = "auto",
+        integrator: Literal["baoab", "euler"] = "baoab",
+        resample_momentum_every: int | None = None,
+        **shared: Unpack[SharedArguments],
     ):
         is_auto = isinstance(friction, str) and friction == "auto"
         if not is_auto and not (is_number(friction) and 0 < friction <= 1):
@@ -242,31 +184,14 @@ class SGHMC(StochasticGradientStep):
                     "step, so that momentum redrawn at every step leaves a random walk without a "
                     "target. Take at least 2; for fresh momentum at every step use SGLD."
                 )
-        super().__init__(
-            vars,
-            batch_size=batch_size,
-            data=data,
-            replace=replace,
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            restart_every=resample_momentum_every,
-            temperature=temperature,
-            preconditioner=preconditioner,
-            model=model,
-            rng=rng,
-            initial_point=initial_point,
-            compile_kwargs=compile_kwargs,
-            blocked=blocked,
-            gradient=gradient,
-            centre=centre,
-            target_bias=target_bias,
-        )
-        self.settings |= {
+        self.restart_every = resample_momentum_every
+        own = {
             "friction": self.friction,
             "noise_estimate": noise_estimate,
             "integrator": integrator,
             "resample_momentum_every": resample_momentum_every,
         }
+        super().__init__(vars, own=own, **shared)
         if np.ndim(self.beta_hat) == 1:
             if self.beta_hat.shape != (self.d,):
                 raise ValueError(

@@ -10,10 +10,11 @@ Without gradient noise the variance on a Gaussian of precision λ is (1/λ) T / 
 order 1 in η. Gradient noise of covariance V adds ηV/(2λ) to leading order.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import numpy as np
 
+from pymc_sghmc.step.arguments import SharedArguments
 from pymc_sghmc.step.step import StochasticGradientStep
 from pymc_sghmc.tuning.budget import inflation, largest_learning_rate, relaxation
 
@@ -53,63 +54,24 @@ class SGLD(StochasticGradientStep):
     ----------
     vars : list, optional
         Unknowns to sample; default: all continuous ones of the model.
-    batch_size : int or dict of {str: int}, optional
-        Rows in a minibatch, drawn anew at every inner step. Likelihoods with different numbers of
-        rows take a dict that names observed variables, data containers or dims. Default: the
-        batches of ``pm.Minibatch``, or all data.
-    data : dict of {str: array} or loader, optional
-        Data too large for the model, which is built with a few of their rows in ``pm.Data``: arrays
-        such as ``np.memmap`` by the names of these containers, of which no copy is made, or an
-        iterable of blocks of rows, see `pymc_sghmc.loaders`. Blocks are gone through in passes,
-        without replacement.
-    replace : bool, default True
-        Whether a row may come up again before all others have. With ``False``, and with a loader,
-        noise of the gradient isn't independent from step to step and is never compensated.
-    learning_rate : "auto", float or callable, default "auto"
-        η, in units of squared unconstrained unknowns (with a ``preconditioner``, η multiplies it
-        and has no unit), or a schedule ``t -> η_t`` from `pymc_sghmc.schedules`. "auto": the
-        largest up to 0.25 in units of the posterior's variances whose predicted bias is within
-        ``target_bias``. Welling & Teh's ε is 2η; blackjax's ``step_size`` is η, and so is ``dt`` of
-        SGMCMCJax's ``sgld``.
-    gradient : {"auto", "plain", "control_variates"}, default "auto"
-        How minibatches estimate the gradient: see `SGHMC`. "auto" takes what mixes faster at the
-        same bias, chain by chain, by the noise measured.
-    preconditioner : "auto", None, "diag", "dense" or array of shape (d,) or (d, d), default "auto"
-        M⁻¹, best near the posterior (co)variance of the raveled unconstrained unknowns, in the
-        order of ``model.value_vars``; ``None`` is 1. "dense" and "diag" take it from the curvature
-        at the centre. "auto": dense up to 1,000 unknowns, above that diagonal; and 1 with a given
-        learning rate, which then has the unknowns' unit.
-    target_bias : float, default 0.05
-        Relative bias of the variances that automatic settings may cost: 0.05 is 2.5 % of a standard
-        deviation. SGLD uses all of it.
-    centre : dict, optional
-        Point for control variates and curvature, such as ``pm.find_MAP()`` returns. Default: the
-        mode that the step finds, or the mean of the tuning draws where they leave the mode.
-    n_steps : int, default 10
-        Inner steps per draw: PyMC's own cost per draw is that of one to three small gradients, and
-        ten steps make it small. Draws hold the last position.
-    temperature : float, default 1.0
-        T: the chain samples exp(−U/T). 1 is the posterior, 0 stochastic gradient descent.
-    model : pm.Model, optional
-        Default: the model of the context.
-    rng : numpy.random.Generator or int, optional
-        ``pm.sample(random_seed=...)`` replaces it.
-    initial_point : dict, optional
-        Gives the shapes of the unknowns; default: the model's initial point.
-    compile_kwargs : dict, optional
-        Keyword arguments of ``pymc.pytensorf.compile``, such as ``{"mode": "NUMBA"}``.
-    blocked : bool, default True
-        One step for all unknowns. ``False`` makes one step for each.
 
     Raises
     ------
     ValueError
         If an argument is out of range, or the data can't be cut into independent rows.
 
+    Notes
+    -----
+    η is half of Welling & Teh's ε; it is blackjax's ``step_size``, and ``dt`` of SGMCMCJax's ``sgld``.
+    Automatic settings use up ``target_bias``. At temperature 0 the sampler is stochastic gradient
+    descent.
+
     References
     ----------
     .. [1] Welling & Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics. ICML.
     .. [2] Chen, Fox & Guestrin (2014), Stochastic gradient Hamiltonian Monte Carlo. ICML.
+    .. [3] Baker, Fearnhead, Fox & Nemeth (2019), Control variates for stochastic gradient MCMC.
+       Statistics and Computing 29.
 
     Examples
     --------
@@ -130,44 +92,8 @@ class SGLD(StochasticGradientStep):
     init = staticmethod(init)
     update = staticmethod(update)
 
-    def __init__(
-        self,
-        vars=None,
-        *,
-        batch_size=None,
-        data=None,
-        replace=True,
-        learning_rate="auto",
-        gradient="auto",
-        preconditioner="auto",
-        target_bias=0.05,
-        centre=None,
-        n_steps=10,
-        temperature=1.0,
-        model=None,
-        rng=None,
-        initial_point=None,
-        compile_kwargs=None,
-        blocked=True,
-    ):
-        super().__init__(
-            vars,
-            batch_size=batch_size,
-            data=data,
-            replace=replace,
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            temperature=temperature,
-            preconditioner=preconditioner,
-            model=model,
-            rng=rng,
-            initial_point=initial_point,
-            compile_kwargs=compile_kwargs,
-            blocked=blocked,
-            gradient=gradient,
-            centre=centre,
-            target_bias=target_bias,
-        )
+    def __init__(self, vars: list | None = None, **shared: Unpack[SharedArguments]):
+        super().__init__(vars, own={}, **shared)
         self.prepare()
 
     def choose(self, tuning):

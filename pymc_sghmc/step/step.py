@@ -9,9 +9,8 @@ import logging
 import math
 import warnings
 
-from collections.abc import Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -22,13 +21,7 @@ from pymc.step_methods.compound import Competence, StepMethodState
 from pymc.step_methods.state import dataclass_state
 from pymc.util import get_random_generator
 
-from pymc_sghmc.checks import (
-    checked_schedule,
-    continuous_variables,
-    is_number,
-    starting_point,
-    whole_steps,
-)
+from pymc_sghmc.checks import continuous_variables, starting_point
 from pymc_sghmc.compat import ChainSetup, add_end_of_run_check
 from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.faults import Fault, NonFinite, SamplingStopped
@@ -42,6 +35,13 @@ from pymc_sghmc.models.jumps import jumping_unknowns
 from pymc_sghmc.rows.epochs import UniformControlVariates
 from pymc_sghmc.rows.streams import minibatch_gradient
 from pymc_sghmc.runs.shared_arrays import ByHandle
+from pymc_sghmc.step.arguments import (
+    SharedArguments,
+    checked,
+    compared,
+    schedule_of,
+    show_shared_arguments,
+)
 from pymc_sghmc.step.progress import make_progressbar_update_functions, progressbar_config
 from pymc_sghmc.tuning.automatic import AutomaticSettings
 from pymc_sghmc.tuning.setup import unconstrained_point
@@ -75,25 +75,20 @@ class StochasticGradientState(StepMethodState):
 class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
     """A step method made of a sampler's ``init`` and ``update``.
 
-    Subclasses hold a signature, its checks and its documentation, and set ``init`` and ``update``.
+    Subclasses set ``init`` and ``update`` and hold their own arguments, with checks and documentation;
+    a sampler that draws fresh momentum now and then sets ``restart_every`` before ``__init__``.
 
     Parameters
     ----------
-    vars, batch_size, data, replace, n_steps, temperature, preconditioner, model, rng, initial_point, \
-    compile_kwargs, blocked
+    vars : list or None
         As documented by the samplers.
-    learning_rate : "auto", float or callable
-        η, or a schedule ``t -> η_t``.
-    gradient : {"auto", "plain", "control_variates"}
-        How minibatches estimate the gradient.
-    centre : dict, optional
-        A point to use instead of the mode that the step finds.
-    target_bias : float
-        Bias of the variances that automatic settings may cost.
-    restart_every : int, optional
-        Inner steps after which ``init`` is called anew at the present position.
+    own : dict
+        The sampler's own arguments as given, by which saved states are compared.
+    **shared
+        See `SharedArguments`. Signature and docstring of each sampler get them by themselves.
     """
 
+    restart_every = None  # inner steps after which ``init`` is called anew at the present position
     default_blocked = True
     stats_dtypes_shapes = {
         "learning_rate": (np.float64, []),
@@ -114,101 +109,64 @@ class StochasticGradientStep(AutomaticSettings, ByHandle, ChainSetup):
     _progressbar_config = staticmethod(progressbar_config)
     _make_progressbar_update_functions = staticmethod(make_progressbar_update_functions)
 
-    def __init__(
-        self,
-        vars,
-        *,
-        batch_size,
-        data,
-        replace,
-        learning_rate,
-        n_steps,
-        temperature,
-        preconditioner,
-        model,
-        rng,
-        initial_point,
-        compile_kwargs,
-        blocked,
-        gradient,
-        centre,
-        target_bias,
-        restart_every=None,
-    ):
-        model = modelcontext(model)
-        self.n_steps = whole_steps("n_steps", n_steps)
-        self.restart_every = restart_every
-        if not (is_number(temperature) and math.isfinite(temperature) and temperature >= 0):
-            raise ValueError(
-                f"temperature={temperature!r}: must be a finite number, 1 for the posterior, "
-                "0 for optimisation."
-            )
-        if compile_kwargs is not None and not isinstance(compile_kwargs, Mapping):
-            raise ValueError(
-                f"compile_kwargs={compile_kwargs!r}: must be a dict, such as {{'mode': 'NUMBA'}}."
-            )
-        self.temperature = float(temperature)
-        self.settings = {
-            "batch_size": batch_size,
-            "replace": replace,
-            "learning_rate": "a schedule" if callable(learning_rate) else learning_rate,
-            "n_steps": self.n_steps,
-            "temperature": self.temperature,
-            "preconditioner": preconditioner,
-            "gradient": gradient,
-            "centre": centre,
-            "target_bias": target_bias,
-        }
-        if not (is_number(target_bias) and 0 < target_bias < 1):
-            raise ValueError(
-                f"target_bias={target_bias!r}: must be a number between 0 and 1, the relative bias "
-                "of the variances that automatic settings may cost."
-            )
-        self.target_bias = float(target_bias)
-        is_auto = isinstance(learning_rate, str) and learning_rate == "auto"
-        self.schedule = None if is_auto else checked_schedule(learning_rate)
-        self.schedule_varies = callable(learning_rate)
-        if gradient not in ("auto", "plain", "control_variates"):
-            raise ValueError(
-                f'gradient={gradient!r}: must be "auto", "plain" or "control_variates".'
-            )
+    def __init_subclass__(cls, **kwargs):
+        """Put the shared arguments into a sampler's signature and documentation."""
+        super().__init_subclass__(**kwargs)
+        show_shared_arguments(cls)
+
+    def __init__(self, vars, *, own, **shared: Unpack[SharedArguments]):
+        given = checked(shared, own)
+        model = modelcontext(given["model"])
+        self.settings = compared(given) | own
+        self.n_steps, self.temperature = given["n_steps"], given["temperature"]
+        self.target_bias = float(given["target_bias"])
+        self.schedule = schedule_of(given["learning_rate"])
+        self.schedule_varies = callable(given["learning_rate"])
+        self.gradient_kind, self.blocked = given["gradient"], given["blocked"]
 
         self.vars = continuous_variables(vars, model, type(self).__name__)
         self.var_names = tuple(var.name for var in self.vars)
-        self.blocked = blocked
-        point = starting_point(model, initial_point)
+        point = starting_point(model, given["initial_point"])
         self.shapes = [np.shape(point[name]) for name in self.var_names]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.d = sum(self.sizes)
-        self.preconditioner = checked_preconditioner(preconditioner, self.d, self.schedule)
+        self.preconditioner = checked_preconditioner(given["preconditioner"], self.d, self.schedule)
         self.factor = None
         if isinstance(self.preconditioner, np.ndarray):
             self.factor = preconditioner_factor(self.preconditioner, self.d)
 
         self.gradient = minibatch_gradient(
-            model, self.vars, batch_size, point, compile_kwargs, data, replace
+            model,
+            self.vars,
+            given["batch_size"],
+            point,
+            given["compile_kwargs"],
+            given["data"],
+            given["replace"],
         )
-        self.gradient_kind = gradient
-        if gradient == "control_variates" and self.gradient.is_exact:
+        if self.gradient_kind == "control_variates" and self.gradient.is_exact:
             raise ValueError(
                 'gradient="control_variates": the gradient uses all data and has no noise. Pass a '
                 'batch_size, or gradient="auto".'
             )
         self.control_variates = None
-        if gradient != "plain" and not self.gradient.is_exact:
-            if gradient == "control_variates" or not self.gradient.likelihood_needs_others:
+        if self.gradient_kind != "plain" and not self.gradient.is_exact:
+            if (
+                self.gradient_kind == "control_variates"
+                or not self.gradient.likelihood_needs_others
+            ):
                 kind = ControlVariates if self.gradient.replace else UniformControlVariates
                 self.control_variates = kind(self.gradient)
-        if blocked:
-            self._warn_of_other_steps(model, data)
+        if self.blocked:
+            self._warn_of_other_steps(model, given["data"])
         if self.factor is not None:
             self.factor = self.factor.astype(self.gradient.dtype)
         self.given_centre = None
-        if centre is not None:
-            self.given_centre = self._ravel(unconstrained_point(model, centre))
+        if given["centre"] is not None:
+            self.given_centre = self._ravel(unconstrained_point(model, given["centre"]))
         self.loops = {}  # compiled inner steps
         self.start_point, self.initial = point, self._ravel(point)
-        self.begin_chain(get_random_generator(rng))
+        self.begin_chain(get_random_generator(given["rng"]))
         # Compile for the types that will come, here and not in each worker.
         self.gradient(self.initial, self.gradient.draw_probe(np.random.default_rng(0)))
         self._warn_of_jumps()

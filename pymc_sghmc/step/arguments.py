@@ -1,0 +1,230 @@
+"""The arguments that all stochastic-gradient samplers share: type, default, check and text, once.
+
+A sampler's ``__init__`` ends in ``**shared: Unpack[SharedArguments]``; signature and documentation of
+its class get them from here. Knows arguments; no model, no gradient, no chain.
+"""
+
+import inspect
+import math
+import re
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_type_hints
+
+import numpy as np
+
+from pymc.model import Model
+
+from pymc_sghmc.checks import checked_schedule, is_number, whole_steps
+from pymc_sghmc.schedules import Schedule
+
+__all__ = [
+    "ARGUMENTS",
+    "Argument",
+    "SharedArguments",
+    "checked",
+    "compared",
+    "schedule_of",
+    "show_shared_arguments",
+]
+
+# A docstring's section, up to the next one.
+PARAMETERS = re.compile(
+    r"^Parameters\n-+\n.*?(?=\n\n\S[^\n]*\n---|\s*\Z)", re.DOTALL | re.MULTILINE
+)
+
+
+def _as_it_is(name, value):
+    return value
+
+
+class Argument(NamedTuple):
+    """A shared argument, but for its type and its text."""
+
+    default: Any
+    check: Callable[[str, Any], Any] = _as_it_is  # of name and value: the value to work with
+    is_compared: bool = True  # with that of a saved state, which holds for the same value only
+
+
+def schedule_of(learning_rate):
+    """Return the schedule of a learning rate, None of "auto"."""
+    is_auto = isinstance(learning_rate, str) and learning_rate == "auto"
+    return None if is_auto else checked_schedule(learning_rate)
+
+
+def _learning_rate(name, value):
+    schedule_of(value)
+    return value
+
+
+def _gradient(name, value):
+    if value not in ("auto", "plain", "control_variates"):
+        raise ValueError(f'{name}={value!r}: must be "auto", "plain" or "control_variates".')
+    return value
+
+
+def _target_bias(name, value):
+    if not (is_number(value) and 0 < value < 1):
+        raise ValueError(
+            f"{name}={value!r}: must be a number between 0 and 1, the relative bias "
+            "of the variances that automatic settings may cost."
+        )
+    return value
+
+
+def _temperature(name, value):
+    if not (is_number(value) and math.isfinite(value) and value >= 0):
+        raise ValueError(
+            f"{name}={value!r}: must be a finite number, 1 for the posterior, 0 for optimisation."
+        )
+    return float(value)
+
+
+def _compile_kwargs(name, value):
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"{name}={value!r}: must be a dict, such as {{'mode': 'NUMBA'}}.")
+    return value
+
+
+class SharedArguments(TypedDict, total=False):
+    """Arguments of every stochastic-gradient sampler.
+
+    Parameters
+    ----------
+    batch_size : int or dict of {str: int}, optional
+        Rows in a minibatch, drawn anew at every inner step. Likelihoods with different numbers of
+        rows take a dict that names observed variables, data containers or dims. Default: the
+        batches of ``pm.Minibatch``, or all data.
+    data : dict of {str: array} or loader, optional
+        Data too large for the model, which is built with a few of their rows in ``pm.Data``: arrays
+        such as ``np.memmap`` by the names of these containers, of which no copy is made, or an
+        iterable of blocks of rows, see `pymc_sghmc.loaders`. Blocks are gone through in passes,
+        without replacement.
+    replace : bool, default True
+        Whether a row may come up again before all others have. With ``False``, and with a loader,
+        noise of the gradient isn't independent from step to step and is never compensated.
+    learning_rate : "auto", float or callable, default "auto"
+        η, in units of squared unconstrained unknowns (with a ``preconditioner``, η multiplies it
+        and has no unit), or a schedule ``t -> η_t`` from `pymc_sghmc.schedules`. "auto": the
+        largest up to 0.25 in units of the posterior's variances whose predicted bias is within
+        ``target_bias``.
+    gradient : {"auto", "plain", "control_variates"}, default "auto"
+        How minibatches estimate the gradient. "control_variates" adds the difference of the
+        minibatch's gradients here and at a centre to the gradient of all rows at the centre (Baker
+        et al. 2019), with rows drawn by their leverage: near the centre the noise is that of the
+        difference alone, whatever the number of rows. "auto" takes what mixes faster at the same
+        bias, chain by chain, by the noise measured.
+    preconditioner : "auto", None, "diag", "dense" or array of shape (d,) or (d, d), default "auto"
+        M⁻¹, best near the posterior (co)variance of the raveled unconstrained unknowns, in the
+        order of ``model.value_vars``; ``None`` is 1. "dense" and "diag" take it from the curvature
+        at the centre. "auto": dense up to 1,000 unknowns, above that diagonal; and 1 with a given
+        learning rate, which then has the unknowns' unit.
+    target_bias : float, default 0.05
+        Relative bias of the variances that automatic settings may cost, by what is measured of the
+        gradient's noise: 0.05 is 2.5 % of a standard deviation.
+    centre : dict, optional
+        Point for control variates and curvature, such as ``pm.find_MAP()`` returns. Default: the
+        mode that the step finds, or the mean of the tuning draws where they leave the mode.
+    n_steps : int, default 10
+        Inner steps per draw: PyMC's own cost per draw is that of one to three small gradients, and
+        ten steps make it small. Draws hold the last position.
+    temperature : float, default 1.0
+        T: the chain samples exp(−U/T). 1 is the posterior; at 0 no noise is added, and the sampler
+        is an optimiser.
+    model : pm.Model, optional
+        Default: the model of the context.
+    rng : numpy.random.Generator or int, optional
+        ``pm.sample(random_seed=...)`` replaces it.
+    initial_point : dict, optional
+        Gives the shapes of the unknowns; default: the model's initial point.
+    compile_kwargs : dict, optional
+        Keyword arguments of ``pymc.pytensorf.compile``, such as ``{"mode": "NUMBA"}``.
+    blocked : bool, default True
+        One step for all unknowns. ``False`` makes one step for each.
+    """
+
+    batch_size: Annotated[int | Mapping[str, int] | None, Argument(None)]
+    data: Annotated[
+        Mapping[str, Any] | Iterable[Mapping[str, Any]] | None, Argument(None, is_compared=False)
+    ]
+    replace: Annotated[bool, Argument(True)]
+    learning_rate: Annotated[Literal["auto"] | float | Schedule, Argument("auto", _learning_rate)]
+    gradient: Annotated[Literal["auto", "plain", "control_variates"], Argument("auto", _gradient)]
+    preconditioner: Annotated[
+        Literal["auto", "diag", "dense"] | np.ndarray | None, Argument("auto")
+    ]
+    target_bias: Annotated[float, Argument(0.05, _target_bias)]
+    centre: Annotated[Mapping[str, Any] | None, Argument(None)]
+    n_steps: Annotated[int, Argument(10, whole_steps)]
+    temperature: Annotated[float, Argument(1.0, _temperature)]
+    model: Annotated[Model | None, Argument(None, is_compared=False)]
+    rng: Annotated[np.random.Generator | int | None, Argument(None, is_compared=False)]
+    initial_point: Annotated[Mapping[str, Any] | None, Argument(None, is_compared=False)]
+    compile_kwargs: Annotated[
+        Mapping[str, Any] | None, Argument(None, _compile_kwargs, is_compared=False)
+    ]
+    blocked: Annotated[bool, Argument(True, is_compared=False)]
+
+
+_TYPES = {
+    name: get_args(hint)
+    for name, hint in get_type_hints(SharedArguments, include_extras=True).items()
+}
+ARGUMENTS = {name: argument for name, (_, argument) in _TYPES.items()}
+
+
+def checked(given, own=()) -> dict:
+    """Return the values of all shared arguments, of which some are given.
+
+    Parameters
+    ----------
+    given : dict
+        By name, as ``**shared`` holds them.
+    own : iterable of str
+        Names of the sampler's own arguments, for words.
+
+    Raises
+    ------
+    TypeError
+        If there is no argument of a name.
+    ValueError
+        If a value can't be.
+    """
+    for name in given:
+        if name not in ARGUMENTS:
+            raise TypeError(
+                f"unexpected argument {name!r}; there are {', '.join(['vars', *own, *ARGUMENTS])}."
+            )
+    return {
+        name: argument.check(name, given.get(name, argument.default))
+        for name, argument in ARGUMENTS.items()
+    }
+
+
+def compared(values) -> dict:
+    """Return those of `checked` arguments that must be a saved state's for a chain to go on from it."""
+    kept = {name: values[name] for name, argument in ARGUMENTS.items() if argument.is_compared}
+    return kept | {"learning_rate": "a schedule"} if callable(kept["learning_rate"]) else kept
+
+
+def show_shared_arguments(cls) -> None:
+    """Put the shared arguments into signature and docstring of a class that takes ``**shared``."""
+    if "__init__" not in vars(cls):
+        return  # what it inherits is right
+    signature = inspect.signature(cls.__init__)
+    parameters = list(signature.parameters.values())
+    takes_shared = parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+    if takes_shared:
+        parameters[-1:] = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=argument.default, annotation=hint
+            )
+            for name, (hint, argument) in _TYPES.items()
+        ]
+        cls.__init__.__signature__ = signature.replace(parameters=parameters)
+    cls.__signature__ = signature.replace(parameters=parameters[1:])
+    if takes_shared and cls.__doc__:  # python -OO has none
+        text = inspect.getdoc(SharedArguments).partition("Parameters\n----------\n")[2]
+        cls.__doc__ = PARAMETERS.sub(
+            lambda found: f"{found[0]}\n{text}", inspect.cleandoc(cls.__doc__), count=1
+        )
