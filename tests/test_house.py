@@ -27,7 +27,6 @@ MOST_LINES = 250
 LONG = {
     "step/step.py": 563,
     "gradients/gradients.py": 442,
-    "models/row_terms.py": 416,
     "samplers/sghmc.py": 414,
     "runs/resume.py": 406,
     "rows/streams.py": 350,
