@@ -28,7 +28,6 @@ LONG = {
     "step/step.py": 563,
     "gradients/gradients.py": 442,
     "samplers/sghmc.py": 414,
-    "runs/resume.py": 406,
     "rows/streams.py": 350,
     "exact/qnhmc.py": 340,
     "exact/gamma_gibbs.py": 333,
