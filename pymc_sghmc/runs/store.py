@@ -127,7 +127,10 @@ class Store:
 
     def has_draws(self, chain, made) -> bool:
         """Whether so many draws of a chain are stored, and can be read."""
+        counted = self.root["_sampling_state/draw_idx"][chain]
         for group, array in self._arrays():
+            if self._is_moved(array) and made > counted:
+                return False  # interrupted in a chunk: PyMC stores its state, but fills its draws
             # compound steps record only the last step's
             may_be_absent = array.basename.endswith("__model_logp")
             for part, n in self._parts(group, array, made):
