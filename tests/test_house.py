@@ -30,7 +30,6 @@ LONG = {
     "samplers/sghmc.py": 414,
     "rows/streams.py": 350,
     "exact/qnhmc.py": 340,
-    "exact/gamma_gibbs.py": 333,
     "tuning/automatic.py": 286,
 }
 
