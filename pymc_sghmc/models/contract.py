@@ -14,7 +14,12 @@ import numpy as np
 import pytensor.tensor as pt
 
 from pymc_sghmc.compat import ancestors
-from pymc_sghmc.models.graphs import full_data, minibatch_outputs, slice_rows
+from pymc_sghmc.models.graphs import (
+    density_variables,
+    full_data,
+    minibatch_outputs,
+    slice_rows,
+)
 from pymc_sghmc.models.independence import check_rows, leading_dim, not_sliceable
 from pymc_sghmc.models.likelihoods import (
     from_elsewhere,
@@ -81,8 +86,7 @@ def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=No
     ValueError
         If the data can't be cut into independent rows, or ``batch_size`` doesn't fit them.
     """
-    # Once each: PyMC 5.28's sample_posterior_predictive leaves observed_RVs twice in its list.
-    variables = list(dict.fromkeys([*model.free_RVs, *model.observed_RVs, *model.potentials]))
+    variables = density_variables(model)
     factors = dict(zip(variables, model.logp(vars=variables, sum=False), strict=True))
     minibatches = minibatch_outputs(factors.values())
     if lengths:
