@@ -10,6 +10,7 @@ import pytensor.tensor as pt
 from pymc.pytensorf import compile, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 
+from pymc_sghmc.checks import quoted
 from pymc_sghmc.models.contract import minibatch_log_density
 from pymc_sghmc.models.graphs import density_variables, minibatch_outputs
 from pymc_sghmc.models.jumps import conditional_unknowns, jumping_unknowns
@@ -50,7 +51,7 @@ def posterior_draws(idata, model) -> dict[str, np.ndarray]:
     missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
     if missing:
         raise ValueError(
-            f"check_bias: idata.posterior has no draws of {', '.join(map(repr, missing))}. The "
+            f"check_bias: idata.posterior has no draws of {quoted(missing)}. The "
             "gradient needs all unknowns of the model: pass the model that made this run, and "
             "sample without var_names."
         )

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from pymc_sghmc.checks import is_number
+from pymc_sghmc.checks import is_whole
 
 __all__ = ["checked_steps", "length"]
 
@@ -25,8 +25,7 @@ def checked_steps(n_steps):
     if isinstance(n_steps, str) and n_steps == "auto":
         return n_steps
     pair = (n_steps, n_steps) if np.ndim(n_steps) == 0 else tuple(n_steps)
-    whole = all(is_number(value) and np.asarray(value).dtype.kind in "iu" for value in pair)
-    if len(pair) != 2 or not whole or not 1 <= pair[0] <= pair[1]:
+    if len(pair) != 2 or not all(map(is_whole, pair)) or not 1 <= pair[0] <= pair[1]:
         raise ValueError(
             f'n_steps={n_steps!r}: pass "auto", a whole number of leapfrog steps, at least 1, or a '
             "pair (lowest, highest) of them."
