@@ -17,6 +17,7 @@ __all__ = [
     "continuous_variables",
     "is_number",
     "is_whole",
+    "positive_root",
     "quoted",
     "starting_point",
     "whole_steps",
@@ -89,6 +90,23 @@ def whole_steps(name, value, unit="inner steps") -> int:
     if not (is_whole(value) and value >= 1):
         raise ValueError(f"{name}={value!r}: must be a whole number of {unit}, at least 1.")
     return int(value)
+
+
+def positive_root(matrix):
+    """L with LLᵀ = ``matrix``, or None where this isn't finite, symmetric and positive definite.
+
+    Square roots of a diagonal, (d,), or Cholesky's factor of a matrix, (d, d).
+    """
+    if not np.isfinite(matrix).all():
+        return None
+    if matrix.ndim == 1:
+        return np.sqrt(matrix) if (matrix > 0).all() else None
+    if not np.allclose(matrix, matrix.T):
+        return None
+    try:
+        return np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError:
+        return None
 
 
 def checked_schedule(learning_rate):

@@ -21,9 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scipy.linalg import LinAlgError
-
-from pymc_sghmc.checks import whole_steps
+from pymc_sghmc.checks import positive_root, whole_steps
 from pymc_sghmc.exact import curvature as curvatures
 from pymc_sghmc.exact import trajectories
 from pymc_sghmc.exact.leapfrog import LARGEST_ERROR, leapfrog, metropolis
@@ -296,11 +294,7 @@ def _checked_mass(mass, d):
     matrix = np.asarray(mass, dtype=float)
     if matrix.shape not in ((d,), (d, d)):
         raise ValueError(f"mass of shape {matrix.shape}: must be ({d},) or ({d}, {d}).")
-    try:
-        if matrix.ndim == 2 and np.allclose(matrix, matrix.T):
-            return Dense.of(matrix)
-        if matrix.ndim == 1 and (matrix > 0).all() and np.isfinite(matrix).all():
-            return diagonal(np.sqrt(matrix))
-    except LinAlgError:
-        pass
-    raise ValueError("mass: must be finite, symmetric and positive definite.")
+    root = positive_root(matrix)
+    if root is None:
+        raise ValueError("mass: must be finite, symmetric and positive definite.")
+    return diagonal(root) if matrix.ndim == 1 else Dense.of(matrix)
