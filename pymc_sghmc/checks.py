@@ -16,6 +16,9 @@ __all__ = [
     "checked_schedule",
     "continuous_variables",
     "is_number",
+    "is_whole",
+    "positive_root",
+    "quoted",
     "starting_point",
     "whole_steps",
 ]
@@ -46,7 +49,7 @@ def starting_point(model, initial_point) -> dict:
         if name not in point:
             raise ValueError(
                 f"initial_point: {name!r} is no unknown on PyMC's unconstrained scale, whose names are "
-                f"{', '.join(map(repr, point))}. To choose where chains begin pass initvals to "
+                f"{quoted(point)}. To choose where chains begin pass initvals to "
                 "pm.sample."
             )
         value = np.asarray(value)
@@ -67,16 +70,43 @@ def check_matrix_size(argument, d) -> None:
         )
 
 
+def quoted(names) -> str:
+    """List names, each in quotes."""
+    return ", ".join(map(repr, names))
+
+
 def is_number(value) -> bool:
     """Whether ``value`` is one real number, of Python's or NumPy's, and no bool."""
     return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiu"
 
 
+def is_whole(value) -> bool:
+    """Whether ``value`` is one whole number, of Python's or NumPy's, and no bool."""
+    return is_number(value) and np.asarray(value).dtype.kind in "iu"
+
+
 def whole_steps(name, value, unit="inner steps") -> int:
     """Check a number of steps, or of another ``unit``."""
-    if not (is_number(value) and np.asarray(value).dtype.kind in "iu" and value >= 1):
+    if not (is_whole(value) and value >= 1):
         raise ValueError(f"{name}={value!r}: must be a whole number of {unit}, at least 1.")
     return int(value)
+
+
+def positive_root(matrix):
+    """L with LLᵀ = ``matrix``, or None where this isn't finite, symmetric and positive definite.
+
+    Square roots of a diagonal, (d,), or Cholesky's factor of a matrix, (d, d).
+    """
+    if not np.isfinite(matrix).all():
+        return None
+    if matrix.ndim == 1:
+        return np.sqrt(matrix) if (matrix > 0).all() else None
+    if not np.allclose(matrix, matrix.T):
+        return None
+    try:
+        return np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError:
+        return None
 
 
 def checked_schedule(learning_rate):

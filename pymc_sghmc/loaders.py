@@ -18,6 +18,7 @@ from glob import glob
 
 import numpy as np
 
+from pymc_sghmc.checks import whole_steps
 from pymc_sghmc.rows.sources import check_file
 
 __all__ = ["ArrayLoader", "ParquetLoader"]
@@ -71,8 +72,8 @@ class ArrayLoader:
         for name, array in arrays.items():
             check_file(name, array)
         self.arrays = dict(arrays)
-        self.block_rows = _whole("block_rows", block_rows) or self._default_rows()
-        self.buffer_rows = _whole("buffer_rows", buffer_rows)
+        self.block_rows = _rows("block_rows", block_rows) or self._default_rows()
+        self.buffer_rows = _rows("buffer_rows", buffer_rows)
 
     def _default_rows(self):
         chunks = [getattr(array, "chunks", None) for array in self.arrays.values()]
@@ -145,8 +146,8 @@ class ParquetLoader:
         if not columns:
             raise ValueError("ParquetLoader: columns must name at least one container.")
         self.columns = dict(columns)
-        self.block_rows = _whole("block_rows", block_rows)
-        self.buffer_rows = _whole("buffer_rows", buffer_rows)
+        self.block_rows = _rows("block_rows", block_rows)
+        self.buffer_rows = _rows("buffer_rows", buffer_rows)
         self._groups, self._n_rows = [], 0
         for file in self.files:
             metadata, schema = self._opened(file)
@@ -192,12 +193,8 @@ class ParquetLoader:
                     }
 
 
-def _whole(name, value):
-    if value is not None and (
-        isinstance(value, bool) or not hasattr(value, "__index__") or value < 1
-    ):
-        raise ValueError(f"{name}={value!r}: must be a whole number of rows, at least 1.")
-    return value
+def _rows(name, value):
+    return None if value is None else whole_steps(name, value, "rows")
 
 
 def _parquet():

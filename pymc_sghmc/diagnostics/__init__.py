@@ -1,13 +1,9 @@
 """What a finished run says of its bias: temperatures and gradients. Imports `models`; knows no steps."""
 
 from pymc_sghmc.diagnostics.bias import check_bias
-from pymc_sghmc.diagnostics.plots import (
-    configurational_temperature,
-    plot_bias,
-    plot_temperatures,
-    temperature_warnings,
-)
+from pymc_sghmc.diagnostics.plots import plot_bias, plot_temperatures
 from pymc_sghmc.diagnostics.report import BiasReport
+from pymc_sghmc.diagnostics.temperatures import configurational_temperature, temperature_warnings
 
 __all__ = [
     "BiasReport",

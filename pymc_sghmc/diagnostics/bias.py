@@ -3,12 +3,11 @@
 Knows PyMC models and what ``pm.sample`` returned, no step methods.
 """
 
-import operator
-
 import numpy as np
 import pandas as pd
 import xarray as xr
 
+from pymc_sghmc.checks import is_whole
 from pymc_sghmc.diagnostics.full_data import (
     full_data_gradients,
     jumping_variables,
@@ -166,11 +165,9 @@ def _report(estimates, names, groups, steps, left_out, jumping, draws) -> BiasRe
 
 def _thinned(n_draws, n_chains, n_all) -> np.ndarray:
     """Draws of each chain at which to take gradients, evenly spaced."""
-    try:
-        n_draws = operator.index(n_draws)
-    except TypeError:
-        raise ValueError(f"n_draws={n_draws!r}: must be a whole number of draws.") from None
-    per_chain = min(n_all, n_draws // n_chains)
+    if not is_whole(n_draws):
+        raise ValueError(f"n_draws={n_draws!r}: must be a whole number of draws.")
+    per_chain = min(n_all, int(n_draws) // n_chains)
     if per_chain < 10:
         raise ValueError(
             f"n_draws={n_draws}: check_bias needs ten draws from each chain, and the run has "

@@ -10,9 +10,11 @@ import pytensor.tensor as pt
 from pymc.pytensorf import compile, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 
+from pymc_sghmc.checks import quoted
 from pymc_sghmc.models.contract import minibatch_log_density
-from pymc_sghmc.models.graphs import minibatch_outputs
+from pymc_sghmc.models.graphs import density_variables, minibatch_outputs
 from pymc_sghmc.models.jumps import conditional_unknowns, jumping_unknowns
+from pymc_sghmc.models.unknowns import Unknowns
 
 __all__ = [
     "full_data_gradients",
@@ -28,9 +30,7 @@ def full_data_logp(model):
 
     PyMC's ``remove_minibatched_nodes`` fails on observed variables of two axes (PyMC 5.28, 6.4).
     """
-    # Once each: PyMC 5.28's sample_posterior_predictive leaves observed_RVs twice in its list.
-    variables = list(dict.fromkeys([*model.free_RVs, *model.observed_RVs, *model.potentials]))
-    logp = model.logp(vars=variables)
+    logp = model.logp(vars=density_variables(model))
     if not minibatch_outputs([logp]):
         return logp
     rest, groups = minibatch_log_density(model)
@@ -51,7 +51,7 @@ def posterior_draws(idata, model) -> dict[str, np.ndarray]:
     missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
     if missing:
         raise ValueError(
-            f"check_bias: idata.posterior has no draws of {', '.join(map(repr, missing))}. The "
+            f"check_bias: idata.posterior has no draws of {quoted(missing)}. The "
             "gradient needs all unknowns of the model: pass the model that made this run, and "
             "sample without var_names."
         )
@@ -118,22 +118,13 @@ def jumping_variables(model, draws, compile_kwargs=None) -> list[str]:
         model.value_vars, logp, **{"on_unused_input": "ignore", **(compile_kwargs or {})}
     )
     point = {value.name: draws[value.name][-1, -1] for value in model.value_vars}
-    sizes = [point[value.name].size for value in values]
-    ends = dict(zip(values, np.cumsum(sizes), strict=True))
-    places = {
-        model.values_to_rvs[v].name: slice(ends[v] - point[v.name].size, ends[v])
-        for v in conditional
-    }
-
-    def density(position):
-        parts = np.split(position, np.cumsum(sizes)[:-1])
-        moved = {
-            v.name: part.reshape(point[v.name].shape) for v, part in zip(values, parts, strict=True)
-        }
-        return function(**(point | moved))
-
-    start = np.concatenate([point[value.name].ravel() for value in values])
-    return jumping_unknowns(density, start, places)
+    unknowns = Unknowns(values, point)
+    places = {model.values_to_rvs[v].name: unknowns.places[v.name] for v in conditional}
+    return jumping_unknowns(
+        lambda position: function(**unknowns.unravel(position, point)),
+        unknowns.ravel(point),
+        places,
+    )
 
 
 def _wrong_shape(rv, values):

@@ -21,10 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scipy.linalg import LinAlgError
-
-from pymc_sghmc.checks import is_number, whole_steps
+from pymc_sghmc.checks import positive_root, whole_steps
 from pymc_sghmc.exact import curvature as curvatures
+from pymc_sghmc.exact import trajectories
 from pymc_sghmc.exact.leapfrog import LARGEST_ERROR, leapfrog, metropolis
 from pymc_sghmc.exact.quasi_newton import Dense, diagonal, identity
 from pymc_sghmc.exact.step import HamiltonianStep
@@ -35,13 +34,6 @@ __all__ = ["QNHMC", "QNHMCState", "init", "update"]
 MAX_DENSE = 1000
 # m of limited memory: O(md) stays below a fifth of a gradient of 1 ms at d = 5,000.
 MEMORY = 10
-MAX_STEPS = 1023  # of a trajectory of learnt length, as many as NUTS takes at most
-MAX_EARLY_STEPS = 50  # the same while C is far from right
-# One in so many trajectories is followed until it turns, at the price of as many gradients.
-FOLLOWED = 4
-JITTER = (0.35, 0.75)  # length of trajectories in turning times: around π/2 on a Gaussian
-# Times that at most, where late turns say that C leaves slow directions, which turn later yet.
-LONGER = 2.0
 # Unknowns up to which eigenvalues are those of each draw's C; above, of up to so many draws ago.
 MAX_EXACT, MAX_STALE = 200, 20
 
@@ -192,7 +184,7 @@ class QNHMC(HamiltonianStep):
         compile_kwargs=None,
         blocked=True,
     ):
-        self.n_steps = _checked_steps(n_steps)
+        self.n_steps = trajectories.checked_steps(n_steps)
         if memory is not None:
             memory = whole_steps("memory", memory, "curvature pairs")
         if adapt not in ("tune", "always"):
@@ -230,7 +222,7 @@ class QNHMC(HamiltonianStep):
         """One proposal; while adapting, C and the turning time from it."""
         c = self.curvature
         C = c.inverse_hessian
-        steps, follow = self._steps(step_size)
+        steps, follow = trajectories.length(self.n_steps, c, step_size, self.rng, self.tune)
         adapting = self.tune or self.adapt == "always"
         path = None
         if adapting and not c.window:
@@ -277,20 +269,6 @@ class QNHMC(HamiltonianStep):
                 self.extremes = (c.inverse_hessian, extremes)
         return extremes
 
-    def _steps(self, step_size):
-        """Leapfrog steps of the next trajectory, and how many more to follow it."""
-        if self.n_steps != "auto":
-            low, high = self.n_steps
-            return int(self.rng.integers(low, high + 1)), 0
-        c = self.curvature
-        early = self.tune and not c.window  # C changes with each draw, and turning times with it
-        most = MAX_EARLY_STEPS if early else MAX_STEPS
-        longer = min(max(c.turning_time / math.pi, 1.0), LONGER)
-        time = self.rng.uniform(*JITTER) * longer * c.turning_time
-        steps = max(1, round(min(time / step_size, most)))
-        follow = max(0, math.ceil(min(3 * c.turning_time / step_size, most)) - steps)
-        return steps, follow if self.tune and not early and c.n_draws % FOLLOWED == 0 else 0
-
     def _notice(self):
         """Words for the first draw, where tuning was too short to learn C."""
         c, needed = self.curvature, self.d if self.memory is None else self.memory
@@ -302,20 +280,6 @@ class QNHMC(HamiltonianStep):
             f"draws, and {self.d} unknowns need {needed} or more. The draws are right but slow to "
             "mix: raise tune."
         )
-
-
-def _checked_steps(n_steps):
-    """Return "auto" or (lowest, highest)."""
-    if isinstance(n_steps, str) and n_steps == "auto":
-        return n_steps
-    pair = (n_steps, n_steps) if np.ndim(n_steps) == 0 else tuple(n_steps)
-    whole = all(is_number(value) and np.asarray(value).dtype.kind in "iu" for value in pair)
-    if len(pair) != 2 or not whole or not 1 <= pair[0] <= pair[1]:
-        raise ValueError(
-            f'n_steps={n_steps!r}: pass "auto", a whole number of leapfrog steps, at least 1, or a '
-            "pair (lowest, highest) of them."
-        )
-    return int(pair[0]), int(pair[1])
 
 
 def _checked_mass(mass, d):
@@ -330,11 +294,7 @@ def _checked_mass(mass, d):
     matrix = np.asarray(mass, dtype=float)
     if matrix.shape not in ((d,), (d, d)):
         raise ValueError(f"mass of shape {matrix.shape}: must be ({d},) or ({d}, {d}).")
-    try:
-        if matrix.ndim == 2 and np.allclose(matrix, matrix.T):
-            return Dense.of(matrix)
-        if matrix.ndim == 1 and (matrix > 0).all() and np.isfinite(matrix).all():
-            return diagonal(np.sqrt(matrix))
-    except LinAlgError:
-        pass
-    raise ValueError("mass: must be finite, symmetric and positive definite.")
+    root = positive_root(matrix)
+    if root is None:
+        raise ValueError("mass: must be finite, symmetric and positive definite.")
+    return diagonal(root) if matrix.ndim == 1 else Dense.of(matrix)

@@ -5,16 +5,19 @@ log p(row | θ)``, with batches as inputs of the graph, so that the caller draws
 be cut into independent rows is refused here, in words. The model is never touched.
 """
 
-import operator
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytensor.tensor as pt
 
+from pymc_sghmc.checks import is_whole, quoted
 from pymc_sghmc.compat import ancestors
-from pymc_sghmc.models.graphs import full_data, minibatch_outputs, slice_rows
+from pymc_sghmc.models.graphs import (
+    density_variables,
+    full_data,
+    minibatch_outputs,
+    slice_rows,
+)
 from pymc_sghmc.models.independence import check_rows, leading_dim, not_sliceable
 from pymc_sghmc.models.likelihoods import (
     from_elsewhere,
@@ -81,8 +84,7 @@ def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=No
     ValueError
         If the data can't be cut into independent rows, or ``batch_size`` doesn't fit them.
     """
-    # Once each: PyMC 5.28's sample_posterior_predictive leaves observed_RVs twice in its list.
-    variables = list(dict.fromkeys([*model.free_RVs, *model.observed_RVs, *model.potentials]))
+    variables = density_variables(model)
     factors = dict(zip(variables, model.logp(vars=variables, sum=False), strict=True))
     minibatches = minibatch_outputs(factors.values())
     if lengths:
@@ -161,7 +163,7 @@ def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch) -> dict
         for key, members in by_rows.items()
     }
     listing = "; ".join(
-        f"{', '.join(map(repr, dict.fromkeys(labels[key])))} with {key[0]} rows" for key in by_rows
+        f"{quoted(dict.fromkeys(labels[key]))} with {key[0]} rows" for key in by_rows
     )
     if not by_rows:
         raise ValueError(
@@ -203,13 +205,11 @@ def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch) -> dict
 
 
 def _checked_size(size, n_rows, given) -> int:
-    try:
-        size = operator.index(None if isinstance(size, bool | np.bool_) else size)
-    except TypeError:
-        raise ValueError(f"batch_size={given!r}: must be a whole number of rows.") from None
+    if not is_whole(size):
+        raise ValueError(f"batch_size={given!r}: must be a whole number of rows.")
     if not 1 <= size <= n_rows:
         raise ValueError(f"batch_size={given!r}: must lie between 1 and the {n_rows} rows of data.")
-    return size
+    return int(size)
 
 
 def _placeholder(source, i):

@@ -19,12 +19,24 @@ from pymc_sghmc.compat import BroadcastTo, SymbolicOp, ancestors, toposort
 __all__ = [
     "array_of",
     "data_leaves",
+    "density_variables",
     "full_data",
     "minibatch_outputs",
     "minibatch_size",
+    "observed_variables",
     "odd_values",
     "slice_rows",
 ]
+
+
+def observed_variables(model) -> list:
+    """Observed variables, once each: PyMC 5.28's sample_posterior_predictive lists them twice."""
+    return list(dict.fromkeys(model.observed_RVs))
+
+
+def density_variables(model) -> list:
+    """Variables and potentials of which the model's log-density is made."""
+    return [*model.free_RVs, *observed_variables(model), *model.potentials]
 
 
 def array_of(variable) -> np.ndarray:

@@ -6,6 +6,7 @@ from pymc.logprob.utils import ParameterValueError
 from pymc.pytensorf import compile
 from pytensor.graph.basic import Constant
 
+from pymc_sghmc.checks import quoted
 from pymc_sghmc.models.graphs import array_of, odd_values
 
 __all__ = ["check_rows", "leading_dim", "not_sliceable"]
@@ -59,12 +60,12 @@ def check_rows(model, groups, point) -> None:
                 odd = odd_values([array])
                 if odd:
                     raise ValueError(
-                        f"The log-likelihood of {_listing(group.terms)} is not finite: "
+                        f"The log-likelihood of {quoted(group.terms)} is not finite: "
                         f"{source.name or 'an array'} has {odd}. Drop these rows, or impute them "
                         "beforehand."
                     )
             raise ValueError(
-                f"The log-likelihood of {_listing(group.terms)} is infinite or not a number at "
+                f"The log-likelihood of {quoted(group.terms)} is infinite or not a number at "
                 "and near the starting point, so that nothing can be learnt about its rows. Give "
                 "the unknowns an initval at which it is finite; model.debug() shows where it isn't."
             )
@@ -149,17 +150,13 @@ def _same_length(model, name, n_rows) -> str:
     left_out = [data for data, dim in dims.items() if own is not None and dim not in (None, own)]
     if left_out:
         return (
-            f" {_listing(left_out)} has {n_rows} rows but another leading dim than {name!r} "
+            f" {quoted(left_out)} has {n_rows} rows but another leading dim than {name!r} "
             f"({own!r}), so it isn't cut with them: give it that dim if its rows are the same."
         )
     return (
         f" Is there an array of {n_rows} entries that are not these rows, such as a table of "
         f"groups? Then put it into a pm.Data, and give it and {name!r} different dims."
     )
-
-
-def _listing(names) -> str:
-    return ", ".join(map(repr, names))
 
 
 def _other_values(array, rng):

@@ -18,6 +18,7 @@ from pymc_sghmc.models.graphs import (
     full_data,
     minibatch_outputs,
     minibatch_size,
+    observed_variables,
 )
 from pymc_sghmc.models.independence import leading_dim
 
@@ -47,7 +48,7 @@ class Likelihood:
 def from_full_data(model, factors) -> dict:
     """Way 1: {observed variable: Likelihood} of the ordinary model."""
     candidates = {}
-    for variable in dict.fromkeys(model.observed_RVs):
+    for variable in observed_variables(model):
         value = model.rvs_to_values[variable]
         if value.type.ndim == 0 or factors[variable].type.ndim == 0:
             continue
@@ -83,7 +84,7 @@ def from_elsewhere(model, factors, lengths, minibatches) -> dict:
         )
     containers = {model[name]: n_rows for name, n_rows in lengths.items()}
     candidates, unused = {}, set(containers)
-    for variable in dict.fromkeys(model.observed_RVs):
+    for variable in observed_variables(model):
         value = model.rvs_to_values[variable]
         sources = [leaf for leaf in data_leaves(factors[variable]) if leaf in containers]
         if not sources:
@@ -115,7 +116,7 @@ def from_elsewhere(model, factors, lengths, minibatches) -> dict:
 def from_pm_minibatch(model, factors) -> dict:
     """Way 2: the outputs of ``pm.Minibatch`` are the sources; its own index draw is dropped."""
     candidates = {}
-    for variable in dict.fromkeys(model.observed_RVs):
+    for variable in observed_variables(model):
         sources = minibatch_outputs([factors[variable]])
         if not sources:
             continue

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import cloudpickle
 import numpy as np
 
-__all__ = ["ByHandle", "Handle", "attach", "dumps", "share"]
+__all__ = ["ByHandle", "Handle", "attach", "dumps", "loads", "share"]
 
 MIN_BYTES = 2**20
 CHUNK_BYTES = 2**24
@@ -101,21 +101,32 @@ def attach(shared) -> np.ndarray:
     return np.memmap(filename, dtype, mode, offset, shape, order).view(np.ndarray)
 
 
-def dumps(value) -> bytes:
-    """Pickle with cloudpickle, with handles in place of all large arrays, for ``pickle.loads``.
+def dumps(value, apart=()) -> bytes:
+    """Pickle with cloudpickle, with handles in place of all large arrays, for `loads`.
 
-    For processes that run at the same time: a handle holds while this one has the array.
+    For processes that run at the same time: a handle holds while this one has the array. Objects
+    ``apart`` aren't in the pickle, wherever ``value`` refers to them.
     """
     file = io.BytesIO()
-    _Pickler(file, protocol=-1).dump(value)
+    _Pickler(file, apart).dump(value)
     return file.getvalue()
 
 
+def loads(pickled, apart=()):
+    """Return the value of a pickle from `dumps`; it refers to these objects in the others' place."""
+    return _Unpickler(io.BytesIO(pickled), apart).load()
+
+
 class ByHandle:
-    """A step method whose large arrays go to other processes as handles."""
+    """A step method whose large arrays go to other processes as handles.
+
+    These are in a pickle within the pickle, as only its own pickler knows of handles. The unknowns,
+    which hold no numbers, are outside: in ``cloudpickle.dumps((model, step))`` they are the model's.
+    """
 
     def __reduce__(self):
-        return _rebuild, (type(self), dumps(self._attributes()))
+        unknowns = tuple(self.vars)
+        return _rebuild, (type(self), dumps(self._attributes(), unknowns), unknowns)
 
     def __deepcopy__(self, memo):
         copied = object.__new__(type(self))
@@ -130,17 +141,33 @@ class ByHandle:
         """Do what a new process needs."""
 
 
-def _rebuild(cls, pickled):
+def _rebuild(cls, pickled, unknowns):
     step = object.__new__(cls)
-    step.__dict__.update(pickle.loads(pickled))
+    step.__dict__.update(loads(pickled, unknowns))
     step.after_unpickling()
     return step
 
 
 class _Pickler(cloudpickle.Pickler):
+    def __init__(self, file, apart):
+        super().__init__(file, protocol=-1)
+        self.places = {id(obj): place for place, obj in enumerate(apart)}
+
+    def persistent_id(self, obj):
+        return self.places.get(id(obj))
+
     def reducer_override(self, obj):
         shared = share(obj) if isinstance(obj, np.ndarray) else obj
         return super().reducer_override(obj) if shared is obj else (attach, (shared,))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file, apart):
+        super().__init__(file)
+        self.apart = apart
+
+    def persistent_load(self, place):
+        return self.apart[place]
 
 
 def _is_mapped(array, owner) -> bool:

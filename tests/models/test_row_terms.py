@@ -11,7 +11,8 @@ from pytensor.compile.mode import Mode
 
 from pymc_sghmc.models.contract import minibatch_log_density
 from pymc_sghmc.models.graphs import array_of
-from pymc_sghmc.models.row_terms import MIXED, difference, row_axes, row_terms
+from pymc_sghmc.models.row_axes import MIXED, row_axes
+from pymc_sghmc.models.row_terms import difference, row_terms
 
 FAST = {"mode": "FAST_COMPILE", "on_unused_input": "ignore"}
 N, D = 30, 3

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import types
 import warnings
 
 from functools import cache
@@ -188,6 +189,19 @@ def killed(killed_once, tmp_path):
     return shutil.copytree(killed_once, tmp_path / "store")
 
 
+@pytest.fixture(scope="module")
+def interrupted_once(tmp_path_factory):
+    path = tmp_path_factory.mktemp("interrupted")
+    stop_at(path, 1, 39, KeyboardInterrupt)
+    return path
+
+
+@pytest.fixture
+def interrupted(interrupted_once, tmp_path):
+    """The same run, interrupted there: PyMC has moved its tuning draws to groups of their own."""
+    return shutil.copytree(interrupted_once, tmp_path / "store")
+
+
 def opened(path):
     return zarr.open_group(str(path), mode="r+")
 
@@ -196,9 +210,10 @@ def contents(path):
     return {file: file.read_bytes() for file in Path(path).rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize("cores", [1, 2])
-def test_interrupted_run_goes_on_with_the_same_draws(tmp_path, cores):
-    stop_at(tmp_path, 1, 39, KeyboardInterrupt, cores=cores)
+@pytest.mark.parametrize(("cores", "draw_idx"), [(1, 39), (2, 39), (1, 37)])
+def test_interrupted_run_goes_on_with_the_same_draws(tmp_path, cores, draw_idx):
+    """The draws of a chunk that isn't full are lost, while PyMC stores the state after them."""
+    stop_at(tmp_path, 1, draw_idx, KeyboardInterrupt, cores=cores)
     assert "warmup_posterior" in opened(tmp_path)
     assert_same(rest(tmp_path), tmp_path)
 
@@ -250,6 +265,13 @@ def test_chain_with_damaged_files_begins_anew(killed, damaged, is_lost, caplog):
     idata = rest(killed)
     assert "of chain 1 the state or some draws are damaged" in caplog.text
     assert_same(idata, killed)
+
+
+def test_chain_with_damaged_tuning_draws_of_an_interrupted_run_begins_anew(interrupted, caplog):
+    (interrupted / "warmup_posterior/beta/1.3.0").write_bytes(b"")
+    idata = rest(interrupted)
+    assert "of chain 1 the state or some draws are damaged" in caplog.text
+    assert_same(idata, interrupted)
 
 
 class FullDisk(zarr.DirectoryStore):
@@ -312,6 +334,77 @@ def test_another_run_is_refused_before_anything_is_changed(killed, options, mess
     with other, pytest.raises(ValueError, match=message):
         resume(killed, step=step(), **OPTIONS | {"cores": 1} | options)
     assert contents(killed) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"random_seed": 6}, "random_seed=6: the killed run had another seed"),
+        ({"step": lambda: SGHMC(batch_size=11)}, "batch_size"),
+        ({"model": linear_regression(seed=1)}, "constant_data/X of the killed run is another"),
+    ],
+)
+def test_a_refusal_leaves_an_interrupted_run_as_it_was(interrupted, options, message):
+    assert "warmup_posterior" in opened(interrupted)
+    test_another_run_is_refused_before_anything_is_changed(interrupted, options, message)
+
+
+def test_an_interrupted_run_without_a_chain_to_go_on_with_is_left_as_it_was(interrupted):
+    for chain in range(3):
+        (interrupted / f"_sampling_state/sampling_state/{chain}").write_bytes(b"")
+    before = contents(interrupted)
+    with pytest.raises(ValueError, match="there is no chain to go on with"):
+        rest(interrupted)
+    assert contents(interrupted) == before
+
+
+def states_of_another_version(path, monkeypatch, change):
+    """Store the states of a run anew, as a version with other modules, classes or fields has them."""
+    states = opened(path)["_sampling_state/sampling_state"]
+    stored = states[...]
+    begun = [state for state in stored if state is not None]
+    cls = type(begun[0])
+    with monkeypatch.context() as then:
+        if change == "field":
+            for state in begun:
+                del vars(state)["tune"]
+        else:
+            name = {"module": "pymc_sghmc.elsewhere", "class": cls.__module__}[change]
+            earlier = type("Earlier", (cls,), {"__module__": name})
+            then.setitem(sys.modules, name, sys.modules.get(name, types.ModuleType(name)))
+            then.setattr(sys.modules[name], "Earlier", earlier, raising=False)
+            for state in begun:
+                state.__class__ = earlier
+        for chain, state in enumerate(stored):
+            states.set_coordinate_selection(chain, np.array([state], dtype=object))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("module", "No module named 'pymc_sghmc.elsewhere'"),
+        ("class", "Can't get attribute 'Earlier'"),
+        ("field", "no attribute 'tune'"),
+    ],
+)
+def test_a_run_of_another_version_is_named_and_left_as_it_was(killed, monkeypatch, change, reason):
+    states_of_another_version(killed, monkeypatch, change)
+    before = contents(killed)
+    message = rf"made by another version of pymc_sghmc.*{reason}.*versions that made it, or call"
+    with pytest.raises(ValueError, match=message):
+        rest(killed)
+    assert contents(killed) == before
+
+
+def test_one_state_without_its_class_is_damage(killed, monkeypatch, caplog):
+    own = contents(killed / "_sampling_state/sampling_state")
+    states_of_another_version(killed, monkeypatch, "class")
+    for file, content in own.items():
+        if file.name == "0":
+            file.write_bytes(content)
+    idata = rest(killed)
+    assert "of chain 1 the state or some draws are damaged" in caplog.text
+    assert_same(idata, killed)
 
 
 def test_what_cannot_be_resumed_is_said(tmp_path):
