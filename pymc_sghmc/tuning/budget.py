@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 MAX_LEARNING_RATE = 0.25  # ε = ½ posterior sd: the curvature may grow 16-fold before BAOAB diverges
-UNKNOWN_NOISE = 0.25  # share of the noise that a noise estimate may miss
+UNKNOWN_NOISE = 0.25  # share of the noise that a noise estimate or a thermostat may miss
 MIN_FRICTION = 0.01  # the least that Chen et al. use
 
 
@@ -182,9 +182,11 @@ def choose(
         With η, α (as it was for a rule without friction), the predicted bias at the stiffest
         direction and the relaxation of the slowest.
     """
-    has_friction = "friction" in inspect.signature(rule.update).parameters
+    # One thermostat is for all directions, and for all positions: some noise it must miss.
     largest = float(tuning.noise.max())
-    mean_noise = noise * float(tuning.noise.mean()) / largest if largest else 0.0
+    share = float(tuning.noise.mean()) / largest if largest else 1.0
+    mean_noise = noise * min(share, 1 - UNKNOWN_NOISE)
+    has_friction = "friction" in inspect.signature(rule.update).parameters
 
     def settings(alpha):
         return {"mean_noise": mean_noise} | ({"friction": alpha} if has_friction else {})

@@ -148,24 +148,16 @@ def at_rest(rule, eta, h, V, **settings) -> tuple | None:
 
     def drift(value):  # where the step is unstable, the thermostat would rise
         found = law(rule, eta, h, V, (np.array(value),), **settings)
-        return 1e9 if found.S is None else found.drift / eta
+        return 1.0 if found.S is None else found.drift
 
-    upper = settings.get("friction", 1.0)  # without gradient noise it rests near the friction
-    lower = upper / 2
+    near, far = 0.0, settings.get("friction", 1.0)  # a thermostat is a friction, too
+    rises = drift(near) > 0
+    far = far if rises else -far
     for _ in range(MOST_DOUBLINGS):
-        if drift(lower) > 0:
-            break
-        lower, upper = lower / 2, lower
-    else:
-        return None
-    for _ in range(MOST_DOUBLINGS):
-        if drift(upper) <= 0:
-            break
-        lower, upper = upper, 2 * upper
-    else:
-        return None
-    value = brentq(lambda x: drift(math.exp(x)), math.log(lower), math.log(upper), xtol=1e-12)
-    return (np.array(math.exp(value)),)
+        if (drift(far) > 0) != rises:
+            return (np.array(brentq(drift, near, far, xtol=1e-13)),)
+        near, far = far, 2 * far
+    return None
 
 
 def inflation(rule, eta, h, V, mean_noise=None, **settings) -> float:
