@@ -1,20 +1,26 @@
-"""The choice of settings from a bias budget: formulas on a Gaussian, and what a chain measures.
+"""The choice of settings from a bias budget: laws on a Gaussian, and what a chain measures.
 
 In coordinates in which the posterior has unit scale a gradient with noise of covariance V heats the
 chain by an amount that is known exactly on a Gaussian. So V is measured, and the learning rate is
-the largest whose predicted bias stays within the budget. Knows no PyMC and no models.
+the largest whose predicted bias stays within the budget. Knows no PyMC, no models and no sampler's
+name: what there is to know of a rule is read off its ``update``.
 """
 
+import inspect
 import math
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from scipy.optimize import brentq
 
+from pymc_sghmc.tuning import law
+
 __all__ = [
     "ChainTuning",
+    "choose",
     "critical_friction",
     "inflation",
     "largest_learning_rate",
@@ -24,7 +30,7 @@ __all__ = [
 ]
 
 MAX_LEARNING_RATE = 0.25  # ε = ½ posterior sd: the curvature may grow 16-fold before BAOAB diverges
-UNKNOWN_NOISE = 0.25  # share of the noise that a noise estimate may miss
+UNKNOWN_NOISE = 0.25  # share of the noise that a noise estimate or a thermostat may miss
 MIN_FRICTION = 0.01  # the least that Chen et al. use
 
 
@@ -72,11 +78,14 @@ def largest_learning_rate(bias, budget, upper=MAX_LEARNING_RATE) -> float:
 
 
 def smallest_friction(bias, budget, lower) -> float:
-    """Smallest α from ``lower`` to 1 at which the decreasing ``bias(α)`` is within the budget, or 1."""
-    if bias(lower) <= budget:
+    """Smallest α from ``lower`` to 1 at which the decreasing ``bias(α)`` is within the budget, or 1.
+
+    Where a step is unstable with α = 1, more friction is no help, and ``lower`` it is.
+    """
+    if bias(lower) <= budget * (1 + 1e-9):  # a search for η may have spent it to the last bit
         return lower
     if bias(1.0) >= budget:
-        return 1.0
+        return 1.0 if bias(1.0) < math.inf else lower
     return brentq(lambda alpha: bias(alpha) - budget, lower, 1.0)
 
 
@@ -132,6 +141,73 @@ class ChainTuning(NamedTuple):
             if batches.mean() - 1 > 2 * tolerance + 4 * error:
                 limit /= 2
         return self._replace(limit=limit)
+
+
+def choose(
+    rule,
+    tuning,
+    *,
+    noise,
+    stiffness,
+    slowness,
+    budget,
+    learning_rate=None,
+    friction=None,
+    least_friction=0.0,
+) -> ChainTuning:
+    """Choose the largest η and critical α, or the given ones, with a predicted bias in the budget.
+
+    Free are η where no ``learning_rate`` is given, and α where ``rule.update`` takes a friction and
+    none is given. Where η is given, α is raised for the budget's sake.
+
+    Parameters
+    ----------
+    rule : Rule
+    tuning : ChainTuning
+        Of it the limit of η counts, and how the noise is spread over the directions.
+    noise : float
+        Largest variance of the gradient, of that which is left in it, over the temperature.
+    stiffness, slowness : float
+        Largest and smallest curvature of −log p.
+    budget : float
+        Relative bias of the variances that the choice may cost.
+    learning_rate, friction : float, optional
+        What is given.
+    least_friction : float, default 0.0
+        The least α that may be chosen.
+
+    Returns
+    -------
+    ChainTuning
+        With η, α (as it was for a rule without friction), the predicted bias at the stiffest
+        direction and the relaxation of the slowest.
+    """
+    # One thermostat is for all directions, and for all positions: some noise it must miss.
+    largest = float(tuning.noise.max())
+    share = float(tuning.noise.mean()) / largest if largest else 1.0
+    mean_noise = noise * min(share, 1 - UNKNOWN_NOISE)
+    has_friction = "friction" in inspect.signature(rule.update).parameters
+
+    def settings(alpha):
+        return {"mean_noise": mean_noise} | ({"friction": alpha} if has_friction else {})
+
+    @cache
+    def bias(eta, alpha):
+        return law.inflation(rule, eta, stiffness, noise, **settings(alpha))
+
+    def least(eta):
+        return friction or max(critical_friction(eta, slowness), least_friction)
+
+    eta = learning_rate
+    if eta is None:
+        upper = tuning.limit / stiffness
+        eta = largest_learning_rate(lambda eta: bias(eta, least(eta)), budget, upper)
+    alpha = friction
+    if has_friction and friction is None:
+        alpha = smallest_friction(lambda alpha: bias(eta, alpha), budget, least(eta))
+    chosen = {"friction": alpha} if has_friction else {}
+    rate = law.relaxation(rule, eta, slowness, **settings(alpha))
+    return tuning._replace(learning_rate=eta, bias=bias(eta, alpha), rate=rate, **chosen)
 
 
 def score(tuning) -> float:

@@ -1,27 +1,35 @@
-"""The formulas that settings are chosen by, held to the exact laws; what a chain's tuning takes in."""
+"""Settings from a bias budget: the searches, the choice, and what a chain's tuning takes in."""
 
 import itertools
 import math
 
+import closed_forms
 import numpy as np
 import pytest
 
+from closed_forms import INTEGRATORS, inflation, relaxation
 from scipy.stats import t as student
 from stationary import baoab_map, sghmc_map, sgld_map, stationary_covariance
 
+from pymc_sghmc.samplers import baoab, sghmc, sgld
+from pymc_sghmc.tuning import budget as budget_module
 from pymc_sghmc.tuning.budget import (
     MAX_LEARNING_RATE,
     MIN_FRICTION,
     ChainTuning,
+    choose,
     critical_friction,
-    inflation,
     largest_learning_rate,
-    relaxation,
     score,
     smallest_friction,
 )
+from pymc_sghmc.tuning.law import Rule
 
-INTEGRATORS = ("euler", "baoab", "sgld")
+RULES = {
+    "euler": Rule(sghmc.update, sghmc.SGHMCState),
+    "baoab": Rule(baoab.update, sghmc.SGHMCState),
+    "sgld": Rule(sgld.update, sgld.SGLDState),
+}
 
 
 def linear_map(integrator, eta, alpha, noise, h):
@@ -42,17 +50,13 @@ GRID = list(
 )
 
 
-def test_inflation_is_that_of_the_stationary_law():
+def test_the_formulas_of_the_oracle_are_those_of_the_stationary_law():
     for integrator, eta, alpha, noise, h in GRID:
         A, Q = linear_map(integrator, eta, alpha, noise, h)
         exact = stationary_covariance(A, Q)[0, 0] * h
         bias = inflation(integrator, eta, alpha, noise, h)
         assert 1 + bias == pytest.approx(exact, rel=1e-10), (integrator, eta, alpha, noise, h)
-
-
-def test_relaxation_is_that_of_the_spectral_radius():
-    for integrator, eta, alpha, noise, h in GRID:
-        radius = np.abs(np.linalg.eigvals(linear_map(integrator, eta, alpha, noise, h)[0])).max()
+        radius = np.abs(np.linalg.eigvals(A)).max()
         rate = relaxation(integrator, eta, alpha, h)
         assert rate == pytest.approx(1 - radius, abs=1e-7 if rate > 0.1 else 1e-10)
 
@@ -107,6 +111,22 @@ def test_smallest_friction_keeps_the_budget(integrator):
     assert smallest_friction(bias, 0.9, lower) == lower
     noise = 100.0
     assert smallest_friction(bias, 0.04, lower) == 1.0
+
+
+def test_friction_is_not_raised_where_it_makes_a_step_unstable():
+    def bias(alpha):  # eq. 15 at ηh = 2.5 is unstable from α = 0.75
+        return math.inf if alpha > 0.75 else 1 / alpha
+
+    assert smallest_friction(bias, 0.05, 0.6) == 0.6
+    assert smallest_friction(lambda alpha: math.inf, 0.05, 0.6) == 0.6
+
+
+def test_round_off_of_the_search_does_not_raise_the_friction():
+    # η was found so that its bias is the budget: in the last bit it may be more.
+    def bias(alpha):
+        return 0.05 * (1 + 1e-14) if alpha < 1 else 0.06
+
+    assert smallest_friction(bias, 0.05, 0.3) == 0.3
 
 
 def tuning_of(**settings):
@@ -176,3 +196,83 @@ def test_a_hot_start_is_forgotten():
 def test_score_counts_the_two_points_of_control_variates():
     assert score(tuning_of(rate=0.4)) == pytest.approx(0.2)
     assert score(tuning_of(rate=0.4, control_variates=False)) == pytest.approx(0.4)
+
+
+GIVEN = list(
+    itertools.product(
+        INTEGRATORS,
+        [0.0, 0.08, 2.0, 3e4],  # noise
+        [(1.0, 1.0), (1.0, 0.01), (2e4, 30.0)],  # stiffness and slowness
+        [None, 0.03, 0.4],  # η
+        [None, 0.2],  # α
+        [0.0, 0.1],  # the least α
+    )
+)
+
+
+@pytest.mark.parametrize("integrator", INTEGRATORS)
+def test_the_choice_is_that_of_the_formulas(integrator):
+    n = 0
+    for given in GIVEN:
+        name, noise, (stiffness, slowness), eta, alpha, least = given
+        if name != integrator:
+            continue
+        settings = {
+            "noise": noise,
+            "stiffness": stiffness,
+            "slowness": slowness,
+            "budget": 0.05,
+            "learning_rate": None if eta is None else eta / stiffness,
+            "friction": None if name == "sgld" else alpha,
+            "least_friction": least,
+        }
+        tuning = tuning_of(noise=np.array([noise, noise / 3]), limit=MAX_LEARNING_RATE / 2)
+        chosen = choose(RULES[name], tuning, **settings)
+        found = chosen.learning_rate, chosen.friction, chosen.bias, chosen.rate
+        expected = closed_forms.choose(name, tuning.limit, **settings)
+        for a, b in zip(found, expected, strict=True):
+            assert a == b or a == pytest.approx(b, rel=1e-9, abs=1e-13), (given, found, expected)
+        assert chosen._replace(learning_rate=None, friction=None, bias=0, rate=0) == (
+            tuning._replace(bias=0, rate=0)
+        )
+        n += 1
+    assert n == 144
+
+
+def test_a_choice_asks_for_each_law_once(monkeypatch):
+    asked = []
+
+    def counted(rule, eta, *args, **settings):
+        asked.append((eta, settings["friction"]))
+        return inflation_of_law(rule, eta, *args, **settings)
+
+    inflation_of_law = budget_module.law.inflation
+    monkeypatch.setattr(budget_module.law, "inflation", counted)
+    settings = {"stiffness": 1.0, "slowness": 0.1, "budget": 0.05}
+    choose(RULES["baoab"], tuning_of(noise=np.array([0.01])), noise=0.01, **settings)
+    assert len(asked) == 1
+    asked.clear()
+    choose(RULES["baoab"], tuning_of(noise=np.array([9.0])), noise=9.0, **settings)
+    assert len(asked) == len(set(asked)) < 25
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_noise_that_overflowed_leaves_finite_settings(name):
+    noise = 1e100  # what a set-up takes for infinite
+    chosen = choose(
+        RULES[name],
+        tuning_of(noise=np.array([noise])),
+        noise=noise,
+        stiffness=1.0,
+        slowness=1.0,
+        budget=0.05,
+    )
+    assert 0 < chosen.learning_rate < 1e-12
+    assert 1e60 < chosen.bias < math.inf
+    assert chosen.friction == (None if name == "sgld" else 1.0)
+
+
+def test_a_rule_without_friction_gets_none():
+    chosen = choose(RULES["sgld"], tuning_of(), noise=0.0, stiffness=1.0, slowness=1.0, budget=0.05)
+    assert chosen.friction is None
+    assert chosen.learning_rate == pytest.approx(0.1 / 1.05, rel=1e-9)  # 2b/(1 + b)
