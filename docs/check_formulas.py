@@ -11,9 +11,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from closed_forms import inflation
 from stationary import baoab_map, sghmc_map, sgld_map, stationary_covariance
 
-from pymc_sghmc.tuning.budget import critical_friction, inflation
+from pymc_sghmc.tuning.budget import critical_friction
 
 ONE = np.eye(1)
 
@@ -52,7 +53,7 @@ def check_baoab(rng):
 
 
 def check_inflation(rng):
-    """The formulas by which settings are chosen."""
+    """The formulas that the laws read off the rules are held to."""
     h, V, alpha = np.exp(rng.normal()), np.exp(2 * rng.normal()), rng.uniform(0.01, 1)
     eta = rng.uniform(0.001, 0.45) * 4 / h
     for integrator, exact in (("euler", sghmc), ("baoab", baoab), ("sgld", None)):

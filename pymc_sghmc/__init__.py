@@ -1,4 +1,4 @@
-"""Step methods for PyMC: SGHMC and SGLD on minibatches, QNHMC on all data.
+"""Step methods for PyMC: SGHMC, SGLD and SGNHT on minibatches, QNHMC on all data.
 
 ``pm.sample(step=SGHMC(batch_size=500))`` samples an ordinary PyMC model from minibatches of its
 data, with settings that it finds itself. Learning-rate schedules are in `pymc_sghmc.schedules`,
@@ -13,6 +13,7 @@ from pymc_sghmc.exact.qnhmc import QNHMC
 from pymc_sghmc.runs.resume import resume
 from pymc_sghmc.samplers.sghmc import SGHMC
 from pymc_sghmc.samplers.sgld import SGLD
+from pymc_sghmc.samplers.sgnht import SGNHT
 
 __version__ = "0.1.0"
 
@@ -21,6 +22,7 @@ __all__ = [
     "QNHMC",
     "SGHMC",
     "SGLD",
+    "SGNHT",
     "GammaGibbs",
     "diagnostics",
     "loaders",

@@ -9,10 +9,11 @@ import numpy as np
 from pymc.util import get_value_vars_from_user_vars
 
 from pymc_sghmc.faults import Fault
-from pymc_sghmc.schedules import constant
+from pymc_sghmc.schedules import Phase
 
 __all__ = [
     "check_matrix_size",
+    "checked_friction",
     "checked_schedule",
     "continuous_variables",
     "is_number",
@@ -110,9 +111,9 @@ def positive_root(matrix):
 
 
 def checked_schedule(learning_rate):
-    """Check a learning rate, and return it as a schedule."""
+    """Check a learning rate, and return it as a schedule of phases."""
     if callable(learning_rate):
-        return partial(_rate, learning_rate)
+        return partial(_phase, learning_rate)
     if not is_number(learning_rate):
         raise ValueError(
             f'learning_rate={learning_rate!r}: pass "auto", a number above zero or a schedule t -> η_t from '
@@ -122,15 +123,42 @@ def checked_schedule(learning_rate):
     eta = float(learning_rate)
     if not (eta > 0 and math.isfinite(eta)):
         raise ValueError(f"learning_rate={learning_rate!r}: must be finite and above zero.")
-    return constant(eta)
+    return partial(_always, Phase(eta))
 
 
-def _rate(schedule, t) -> float:
-    """η_t as a Python number: NumPy's would turn a float32 chain into float64."""
-    eta = schedule(t)
+def _always(phase, t):
+    return phase
+
+
+def _phase(schedule, t) -> Phase:
+    """Ask a schedule, and give Python's numbers: NumPy's would turn float32 into float64."""
+    given = schedule(t)
+    eta, temperature, weight, cycle = given if isinstance(given, Phase) else Phase(given)
     if not (is_number(eta) and eta > 0 and math.isfinite(eta)):
         raise Fault(
             f"learning_rate: the schedule gives {eta} at inner step {t}; rates must be finite "
             "numbers above zero"
         )
-    return float(eta)
+    for name, value in {"temperature": temperature, "weight": weight}.items():
+        if value is None and name == "weight":
+            continue
+        if not (is_number(value) and value >= 0 and math.isfinite(value)):
+            raise Fault(
+                f"learning_rate: the schedule gives the {name} {value} at inner step {t}; it must be "
+                "a finite number, not below zero"
+            )
+    return Phase(
+        float(eta), float(temperature), None if weight is None else float(weight), int(cycle)
+    )
+
+
+def checked_friction(friction):
+    """Check the argument ``friction``: "auto" or α in (0, 1]."""
+    if isinstance(friction, str) and friction == "auto":
+        return "auto"
+    if not (is_number(friction) and 0 < friction <= 1):
+        raise ValueError(
+            f'friction={friction!r}: must be "auto" or a number in (0, 1]; 1 − friction is the '
+            "momentum term. Without friction gradient noise heats the chain without bound."
+        )
+    return float(friction)

@@ -8,10 +8,47 @@ import math
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
-__all__ = ["Schedule", "constant", "cyclical", "polynomial_decay"]
+__all__ = ["Phase", "Schedule", "constant", "cyclical", "cyclical_phases", "polynomial_decay"]
 
-Schedule = Callable[[int], float]
+
+class Phase(NamedTuple):
+    """What holds for an inner step: a schedule may return it in place of a learning rate.
+
+    Parameters
+    ----------
+    learning_rate : float
+        η, above zero.
+    temperature : float, default 1.0
+        Relative to the step's own ``temperature``; at 0 no noise is added.
+    weight : float, optional
+        What the inner step adds to the statistic ``draw_weight``; 0: it explores, and isn't of the
+        posterior. Default: η, as in section 4.2 of Welling & Teh (2011).
+    cycle : int, default 0
+        Number of the cycle, for the statistic ``cycle``.
+
+    Examples
+    --------
+    A chain that is heated for every other thousand inner steps:
+
+    >>> from pymc_sghmc.schedules import Phase
+    >>> def heated(t):
+    ...     cycle, place = divmod(t, 2000)
+    ...     if place < 1000:
+    ...         return Phase(1e-4, temperature=30.0, weight=0.0, cycle=cycle)
+    ...     return Phase(1e-4, cycle=cycle)
+    >>> heated(2500).temperature, heated(3500).temperature
+    (30.0, 1.0)
+    """
+
+    learning_rate: float
+    temperature: float = 1.0
+    weight: float | None = None
+    cycle: int = 0
+
+
+Schedule = Callable[[int], float | Phase]
 
 
 def _positive(name: str, **values: float) -> None:
@@ -111,6 +148,45 @@ def cyclical(learning_rate: float, period: int) -> Schedule:
     return partial(_cyclical, learning_rate, period)
 
 
+def cyclical_phases(learning_rate: float, period: int, exploration: float) -> Schedule:
+    """Schedule of cyclical SGMCMC (Zhang et al. 2020, Algorithm 1): explore, then sample, in each cycle.
+
+    The learning rate is that of `cyclical`. In the first part of each cycle the temperature is 0 and
+    draws have no weight: long steps and the gradient's own noise take the chain elsewhere. In the
+    rest it samples, with weights η_t. Which draws are which, and of which cycle, is in the statistics
+    ``draw_weight`` and ``cycle``.
+
+    Parameters
+    ----------
+    learning_rate : float
+        η, the rate at the start of each cycle, above zero.
+    period : int
+        P, the length of a cycle in inner steps, at least 2; best a multiple of ``n_steps``.
+    exploration : float
+        Share of each cycle that explores, from 0 to below 1. The paper leaves it to the user (β).
+
+    Returns
+    -------
+    callable
+        ``t -> Phase``.
+
+    Examples
+    --------
+    >>> from pymc_sghmc.schedules import cyclical_phases
+    >>> phase = cyclical_phases(0.1, period=1000, exploration=0.5)
+    >>> phase(0)
+    Phase(learning_rate=0.1, temperature=0.0, weight=0.0, cycle=0)
+    >>> phase(1500)
+    Phase(learning_rate=0.05, temperature=1.0, weight=None, cycle=1)
+    """
+    if not 0 <= exploration < 1:
+        raise ValueError(
+            f"cyclical_phases(exploration={exploration!r}): must be from 0 to below 1, the share of "
+            "each cycle that explores; at 1 nothing would be left to sample."
+        )
+    return partial(_cyclical_phases, cyclical(learning_rate, period), period, exploration)
+
+
 # Functions of this module rather than closures, so that steps with schedules can be pickled.
 
 
@@ -124,3 +200,10 @@ def _polynomial_decay(a, b, gamma, t):
 
 def _cyclical(learning_rate, period, t):
     return 0.5 * learning_rate * (1.0 + math.cos(math.pi * (t % period) / period))
+
+
+def _cyclical_phases(rate, period, exploration, t):
+    cycle, place = divmod(t, period)
+    if place < exploration * period:
+        return Phase(rate(t), temperature=0.0, weight=0.0, cycle=cycle)
+    return Phase(rate(t), cycle=cycle)

@@ -5,13 +5,16 @@ covariance solves Σ = A Σ Aᵀ + B Bᵀ. `draw_map` reads A and B off the code
 scripted generator, without a seed; `sghmc_map` and `sgld_map` write them down from the papers.
 """
 
+import math
+
+from types import SimpleNamespace
+
 import numpy as np
 import pytensor.tensor as pt
 
 from scipy.linalg import block_diag, solve_discrete_lyapunov
 
-from pymc_sghmc.gradients.coordinates import PreconditionedGradient
-from pymc_sghmc.gradients.thermometer import Thermometer
+from pymc_sghmc.rows.data import Minibatch, Minibatches
 
 # A correlated target, its gradient noise, and the coordinates in which the laws are tested.
 H = np.array([[2.0, 0.6, -0.3], [0.6, 1.0, 0.4], [-0.3, 0.4, 1.5]])
@@ -36,86 +39,71 @@ class Script:
         return np.array(out, dtype=dtype).reshape(shape)
 
 
+class NoisyRows:
+    """Which noise comes up in a minibatch: its rows are rows of an array of noise."""
+
+    independent = True
+
+    def __init__(self, V):
+        values, vectors = np.linalg.eigh(V)
+        self.root = vectors * np.sqrt(np.maximum(values, 0))
+        self.drawn = []
+
+    def draw(self, rng, place, k):
+        """Draw ``k`` minibatches of one row, N(0, V)."""
+        noise = rng.standard_normal((k, len(self.root))) @ self.root.T
+        self.drawn.extend(noise)
+        return Minibatches((np.arange(k)[:, None],), (None,), (noise,)), place
+
+    def probe(self, rng):
+        """Return a minibatch whose rows tell V exactly: 2d of them, on both sides of zero."""
+        n = 2 * len(self.root)
+        noise = math.sqrt(n * (n - 1) / 2) * np.vstack([self.root.T, -self.root.T])
+        return Minibatch((np.arange(n),), (noise,))
+
+
 class NoisyLinear:
     """Gradient of −½ θᵀHθ plus noise N(0, V): the noise is in the gradient and is the minibatch."""
 
+    is_exact = False
+
     def __init__(self, H, V):
-        self.H, self.d = H, len(H)
-        values, vectors = np.linalg.eigh(V)
-        self.root = vectors * np.sqrt(np.maximum(values, 0))
-        self.dtype = np.dtype(float)
-        self.minibatches = []
+        self.H, self.order = H, NoisyRows(V)
+        self.data = SimpleNamespace(is_noisy=[True], noisy_batch_sizes=[1], reload=lambda: None)
+        self.density = SimpleNamespace(
+            d=len(H),
+            dtype=np.dtype(float),
+            has_graph=True,
+            compile_kwargs={"mode": "FAST_COMPILE"},
+            condition_on=lambda point: None,
+        )
 
     def draw_minibatch(self, rng):
-        token = self.root @ rng.standard_normal((self.d,))
-        self.minibatches.append(token)
-        return token
+        """Draw a minibatch, for an ``update`` that is called without a step."""
+        return self.order.draw(rng, None, 1)[0].one(0)
 
     def __call__(self, position, minibatch):
-        return -0.5 * position @ self.H @ position, -self.H @ position - minibatch
-
-    # the same for compiled inner steps
-    noisy_batch_sizes, compile_kwargs, has_graph = [], {"mode": "FAST_COMPILE"}, True
+        [rows], [noise] = minibatch
+        return -0.5 * position @ self.H @ position, -self.H @ position - noise[rows].mean(axis=0)
 
     def symbolic(self, position):
-        noise = pt.vector("noise")
-        return -pt.constant(self.H) @ position - noise, [noise], []
+        rows, H, noise = pt.lvector("rows"), pt.matrix("H"), pt.matrix("noise")
+        return -H @ position - noise[rows].mean(axis=0), [rows], [H, noise]
 
-    def fixed_inputs(self):
-        return ()
-
-    def draw_minibatches(self, rng, k):
-        tokens = rng.standard_normal((k, self.d)) @ self.root.T
-        self.minibatches.extend(tokens)
-        return (tokens,)
-
-    def minibatch(self, drawn):
-        return drawn[0]
-
-    is_exact = likelihood_needs_others = False
-    is_noisy = [True]
-
-    def condition_on(self, point):
-        pass
-
-    def load_data(self):
-        pass
-
-    def noise_covariance(self, position, rng, full=False):
-        V = self.root @ self.root.T
-        return V if full else np.diag(V)
-
-
-class NoisePulledBack:
-    """Covariance of a gradient's noise in the coordinates of a preconditioner."""
-
-    def __init__(self, gradient, factor):
-        self.gradient = gradient
-        self.L = np.eye(gradient.d) if factor is None else factor
-        self.L = np.diag(self.L) if self.L.ndim == 1 else self.L
-
-    def noise_covariance(self, position, rng, full=False):
-        V = self.L.T @ self.gradient.noise_covariance(position, rng, full=True) @ self.L
-        return V if full else np.diag(V)
+    def fixed_inputs(self, arrays):
+        return (self.H, *arrays)
 
 
 def with_gradient(step, gradient):
-    """Put another gradient in the place of the step's own."""
-
-    def use(_):
-        step.meter = step.target = Thermometer(gradient)
-        step.quiet = NoisePulledBack(gradient, step.factor)
-        if step.factor is not None:
-            step.target = PreconditionedGradient(step.meter, step.factor)
-
-    step.gradient, step._use, step.loops = gradient, use, {}
-    use(gradient)
+    """Put another gradient in the place of the step's own, from which its targets are made."""
+    step.tuner.gradient = gradient
     return step
 
 
 def draw_map(step, d):
     """A and B of one draw of ``step`` (all inner steps) on the state (θ, v), or θ for SGLD."""
-    L = np.eye(d) if step.factor is None else step.factor
+    coordinates = step.tuner.target(step.chain.tuning).coordinates
+    L = np.eye(d) if coordinates.factor is None else coordinates.factor
     L = np.diag(L) if L.ndim == 1 else L
     fresh = step.init(np.zeros(d), 1.0, Script())
     size = d * len(fresh)
@@ -124,9 +112,9 @@ def draw_map(step, d):
         step.begin_chain(Script(values))
         step.stop_tuning()
         # the state holds φ and v in the coordinates of the preconditioner
-        step.state = type(fresh)(*np.linalg.solve(L, x.reshape(-1, d).T).T)
+        step.chain.state = type(fresh)(*np.linalg.solve(L, x.reshape(-1, d).T).T)
         point, _ = step.step({"x": x[:d].copy()})
-        state = step.state._replace(position=np.linalg.solve(L, point["x"]))
+        state = step.chain.state._replace(position=np.linalg.solve(L, point["x"]))
         return np.concatenate([L @ part for part in state]), step.rng.used
 
     start, n_normals = run(np.zeros(size), None)

@@ -5,8 +5,9 @@ from functools import partial
 
 import stationary
 
-from pymc_sghmc import SGHMC, SGLD
-from pymc_sghmc.samplers import baoab, sghmc, sgld
+from pymc_sghmc import SGHMC, SGLD, SGNHT
+from pymc_sghmc.samplers import baoab, sghmc, sgld, sgnht
+from pymc_sghmc.tuning.law import Rule
 
 # The papers' algorithms to the letter: a setting that is left out would be found while tuning.
 PLAIN = {"gradient": "plain"}
@@ -21,7 +22,7 @@ class Sampler:
 
     cls: type
     update: object
-    linear_map: object
+    linear_map: object  # None for a rule that isn't linear: see its own tests
     settings: dict  # of the step
     letters: dict  # the same settings in the paper's letters
 
@@ -29,8 +30,12 @@ class Sampler:
         return self.cls.__name__ + "_baoab" * (self.update is baoab.update)
 
     @property
+    def rule(self):
+        return Rule(self.update, self.cls.state_type)
+
+    @property
     def has_momentum(self):
-        return self.cls is SGHMC
+        return "momentum" in self.cls.state_type._fields
 
 
 SAMPLERS = [
@@ -43,4 +48,6 @@ SAMPLERS = [
         {**EULER, "friction": 0.3, "integrator": "baoab"},
         {"alpha": 0.3},
     ),
+    Sampler(SGNHT, sgnht.update, None, {"friction": 0.3, **PLAIN}, {"alpha": 0.3}),
 ]
+LINEAR = [sampler for sampler in SAMPLERS if sampler.linear_map is not None]

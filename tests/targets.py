@@ -1,7 +1,13 @@
-"""Models with their exact answers beside them."""
+"""Models with their exact answers beside them, and their gradients from minibatches."""
 
 import numpy as np
 import pymc as pm
+
+from modes import FAST
+
+from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
+from pymc_sghmc.models.unknowns import Unknowns
+from pymc_sghmc.rows.data import Minibatch
 
 
 class GaussianMean:
@@ -47,3 +53,25 @@ def linear_regression(n_rows=60, seed=0):
         mu = pm.Deterministic("mu", pm.Data("X", X, dims=("obs", "coef")) @ beta, dims="obs")
         pm.Normal("y", mu, sigma, observed=y, dims="obs")
     return model
+
+
+def gradient_of(model, batch_size=None, variables=None, **options):
+    """Gradient with respect to some unknowns, by default all continuous ones, quick to compile."""
+    variables = model.continuous_value_vars if variables is None else variables
+    unknowns = Unknowns(variables, model.initial_point())
+    return minibatch_gradient(model, unknowns, batch_size, **{"compile_kwargs": FAST, **options})
+
+
+def minibatch_of(gradient, *rows):
+    """Minibatch of these rows at hand, an array of their numbers for each group."""
+    return Minibatch(rows, gradient.data.resident)
+
+
+def on_rows(gradient, position, *rows):
+    """Log-density and gradient at ``position`` on a minibatch of these rows at hand."""
+    return gradient(position, minibatch_of(gradient, *rows))
+
+
+def start_of(step):
+    """Point at which chains of a step begin as a rule."""
+    return step.unknowns.unravel(step.tuner.initial, {})

@@ -15,8 +15,8 @@ WINGS = {
     "step": {"diagnostics", "tuning", "rows", "gradients", "loops", "models", "runs"},
     "diagnostics": {"models"},
     "tuning": {"gradients"},
-    "rows": {"gradients", "models"},
-    "gradients": {"loops", "models"},
+    "gradients": {"rows", "loops", "models"},
+    "rows": {"models"},
     "loops": set(),
     "models": set(),
     "runs": set(),
@@ -24,14 +24,7 @@ WINGS = {
 FACES = {"__init__", "loaders"}  # what a user imports
 MOST_LINES = 250
 # Files that are longer for now; the list may only shrink.
-LONG = {
-    "step/step.py": 563,
-    "gradients/gradients.py": 442,
-    "samplers/sghmc.py": 414,
-    "rows/streams.py": 350,
-    "exact/qnhmc.py": 300,
-    "tuning/automatic.py": 286,
-}
+LONG = {"exact/qnhmc.py": 300}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -115,7 +115,7 @@ class Experiment:
         rngs = [np.random.default_rng([args.seed, chain]) for chain in range(args.chains)]
         starts = [{k: r.normal(0, 0.1, point[k].shape).astype("f4") for k in WEIGHTS} for r in rngs]
         steps = [self.step()]
-        self.notes = self.notes or times(steps[0], starts[0], 3 if args.quick else 10)
+        self.notes = self.notes or times(steps[0], point | starts[0], 3 if args.quick else 10)
         if self.has_precisions:
             steps.append(GammaGibbs([self.model[name] for name in PRECISIONS], model=self.model))
         options = {"initvals": starts, "seed": args.seed, "cores": args.cores, "var_names": ["a"]}
@@ -176,19 +176,19 @@ class Experiment:
         return {"last weights": (single, together), "average of iterates": averaged}
 
 
-def times(step, start, turns):
+def times(step, point, turns):
     """Microseconds of an inner step, and of the compiled minibatch gradient called alone."""
-    point, position = step.start_point | start, step.initial.copy()
+    gradient, position, n_steps = step.tuner.gradient, step.tuner.initial, step.settings["n_steps"]
     rng, found = np.random.default_rng(0), []
     for _ in range(turns):
         began = time.perf_counter()
         point, _ = step.step(point)
         between = time.perf_counter()
-        for _ in range(step.n_steps):
-            step.gradient(position, step.gradient.draw_minibatch(rng))
+        for _ in range(n_steps):
+            gradient(position, gradient.order.probe(rng))
         found.append((between - began, time.perf_counter() - between))
-    inner, gradient = (np.min(found, axis=0) / step.n_steps * 1e6).tolist()
-    return {"step": inner, "gradient": gradient, "ratio": inner / gradient}
+    inner, bare = (np.min(found, axis=0) / n_steps * 1e6).tolist()
+    return {"step": inner, "gradient": bare, "ratio": inner / bare}
 
 
 def scores_table(experiments, found, chains):

@@ -126,7 +126,8 @@ def sample_sghmc(n_draws, seed):
             compute_convergence_checks=False,
         )
     rng, at = np.random.default_rng(seed), np.array([0.5])
-    drawn = [step.gradient(at, step.gradient.draw_minibatch(rng))[1][0] for _ in range(20_000)]
+    gradient = step.tuner.gradient
+    drawn = [gradient(at, gradient.order.probe(rng))[1][0] for _ in range(20_000)]
     noise = np.array(drawn) + double_well_slope(at)
     return idata.posterior["theta"].values, (noise.mean(), noise.var())
 

@@ -178,7 +178,8 @@ def _thinned(n_draws, n_chains, n_all) -> np.ndarray:
 
 
 def _target_temperature(steps) -> float:
-    targets = {float(t) for step in steps for t in np.unique(step.target) if np.isfinite(t)}
+    counted = [step.target[step.weight > 0] for step in steps]  # draws that explore have no target
+    targets = {float(t) for target in counted for t in np.unique(target) if np.isfinite(t)}
     if len(targets) > 1 or targets == {0.0}:
         raise ValueError(
             f"check_bias: this run has the temperatures {sorted(targets)}; draws can be held to "

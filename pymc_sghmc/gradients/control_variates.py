@@ -13,9 +13,9 @@ from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.faults import NonFinite
-from pymc_sghmc.gradients.gradients import NoisyGradient
 from pymc_sghmc.loops.backends import resident
 from pymc_sghmc.models.row_terms import difference, row_terms
+from pymc_sghmc.rows.orders import ByLeverage
 
 __all__ = ["Anchor", "ControlVariates"]
 
@@ -30,19 +30,18 @@ class Anchor(NamedTuple):
     centre: np.ndarray  # θ̂, (d,)
     logp: float  # log-likelihood at θ̂
     gradient: np.ndarray  # ∇ log-likelihood at θ̂, (d,)
-    pools: list  # of each group: rows, each as often as it counts, and these counts
+    order: object  # in which rows are drawn: by their leverage, or that of the plain gradient
     tables: list  # of each group: what `row_terms` remembers of each row; empty without them
 
 
-class ControlVariates(NoisyGradient):
+class ControlVariates:
     """A gradient whose noise vanishes at a centre θ̂ (Baker, Fearnhead, Fox & Nemeth 2019).
 
     ∇Ũ(θ) = ∇U(θ̂) + [minibatch gradient at θ − the same minibatch's gradient at θ̂], the prior
     exact at θ. Unbiased for every centre; near it the noise is that of the difference alone.
 
-    Rows are drawn with a probability that grows with their leverage, how much of the posterior's
-    curvature they bring, and count for as much less: an outlier that uniform minibatches would
-    miss for a thousand steps, and that would then throw the chain off, comes up often and gently.
+    Where rows are drawn independently, it is with a probability that grows with their leverage, how
+    much of the posterior's curvature they bring: see `ByLeverage`.
 
     Parameters
     ----------
@@ -50,49 +49,56 @@ class ControlVariates(NoisyGradient):
     """
 
     def __init__(self, gradient):
-        self.gradient = gradient
-        self.dtype = gradient.dtype
-        self._symbols, terms = _with_row_terms(gradient) or (None, None)
-        self.row_function = gradient.row_function(terms)
+        self.density, self.data, self.passes = gradient.density, gradient.data, gradient.passes
+        self._plain_order = gradient.order
+        self._symbols = self.row_function = None
+        if gradient.order.independent:
+            self._symbols, terms = _with_row_terms(self.density, self.data) or (None, None)
+            by_row = [rows[:, None] for rows in self.density.graph.by_row]
+            self.row_function = self.density.row_function(by_row if terms is None else terms)
         self.has_tables = self._symbols is not None
+        self._one = np.ones((), dtype=self.density.weights_dtype)
+        self._zero = np.zeros_like(self._one)
         self.anchor = self._placed = None
 
     def __deepcopy__(self, memo):
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
-        copied.gradient = deepcopy(self.gradient, memo)
+        for name in ("density", "data", "passes", "_plain_order"):
+            setattr(copied, name, deepcopy(getattr(self, name), memo))
+        if self.anchor is not None:
+            copied.anchor = self.anchor._replace(order=deepcopy(self.anchor.order, memo))
         return copied
 
     def __getstate__(self):
         return {**self.__dict__, "_symbols": None, "_placed": None}
 
     @property
-    def is_noisy(self) -> list[bool]:
-        """Whether a minibatch of each group is less than all of its rows."""
-        return self.gradient.is_noisy
+    def order(self):
+        """In which order rows are drawn, by what is known at the centre."""
+        return self.anchor.order
 
     def set_centre(self, centre, factor) -> int:
         """Take θ̂, and L with LLᵀ near the posterior covariance; return the passes over all rows."""
-        few = sum(self.gradient.n_rows) <= N_FEW_ROWS
-        shape = (N_LEVERAGE_PROBES if few else N_LEVERAGE_PROBES // 4, centre.size)
-        # wider than the posterior, whose tails count, too
-        z = 1.5 * np.random.default_rng(0).standard_normal(shape)
-        shifts = z @ factor.T if factor.ndim == 2 else z * factor
-        points = [centre, *(centre + sign * shift for shift in shifts for sign in (1, -1))]
-        points = [point.astype(self.dtype) for point in points]
-        pools = []
-        with np.errstate(all="ignore"):
-            leverages = self.gradient.leverages(self.row_function, points)
-        for leverage in leverages:
-            # Row i is in the pool 1 + ⌊3 leverage / mean⌋ times; rows are drawn evenly from it.
-            mean = float(leverage.mean(dtype=float))
-            counts = (1 + (3 * leverage / mean if mean > 0 else leverage)).astype(np.int32)
-            pools.append((np.repeat(np.arange(counts.size, dtype=np.int32), counts), counts))
-        tables = []
+        dtype = self.density.dtype
+        position = centre.astype(dtype)
+        order, tables, passes = self._plain_order, [], 1
+        if order.independent:
+            few = sum(self.data.n_rows) <= N_FEW_ROWS
+            shape = (N_LEVERAGE_PROBES if few else N_LEVERAGE_PROBES // 4, centre.size)
+            # wider than the posterior, whose tails count, too
+            z = 1.5 * np.random.default_rng(0).standard_normal(shape)
+            shifts = z @ factor.T if factor.ndim == 2 else z * factor
+            ends = [centre + sign * shift for shift in shifts for sign in (1, -1)]
+            points = [position, *(point.astype(dtype) for point in ends)]
+            with np.errstate(all="ignore"):
+                order = ByLeverage(self.data, self.passes.leverages(self.row_function, points))
+            passes += len(points)
         if self.has_tables:
-            tables = self.gradient.tables(self.row_function, points[0])
-        self.anchor = Anchor(points[0], *self._likelihood(points[0]), pools, tables)
-        return 1 + len(points) + bool(tables)
+            tables = self.passes.tables(self.row_function, position)
+            passes += 1
+        self.anchor = Anchor(position, *self._likelihood(position), order, tables)
+        return passes
 
     def move_anchor(self):
         """Compute the log-likelihood and its gradient at θ̂ anew: one pass over all rows."""
@@ -100,131 +106,96 @@ class ControlVariates(NoisyGradient):
         self.anchor = self.anchor._replace(logp=logp, gradient=grad)
 
     def _likelihood(self, centre):
-        logp, grad = self.gradient.likelihood(centre)
+        logp, grad = self.passes.likelihood(centre)
         if not (np.isfinite(logp) and np.isfinite(grad).all()):
             raise NonFinite(centre, grad, float(logp))
-        return float(logp), grad.astype(self.dtype)
-
-    @property
-    def noisy_batch_sizes(self) -> list[int]:
-        """Sizes of the minibatches that aren't all of their rows."""
-        return self.gradient.noisy_batch_sizes
-
-    def draw_minibatch(self, rng) -> tuple:
-        """Draw the rows of one minibatch, an array of row indices for each group of rows."""
-        return self.minibatch(
-            [pool[rng.integers(pool.size, size=n)].astype(np.int64) for pool, n in self._drawn()]
-        )
-
-    def draw_minibatches(self, rng, k) -> tuple:
-        """Draw the rows of ``k`` minibatches, shape (k, n), for each group that isn't used whole."""
-        return tuple(
-            [
-                pool[rng.integers(pool.size, size=(k, n))].astype(np.int64)
-                for pool, n in self._drawn()
-            ]
-        )
-
-    def minibatch(self, drawn) -> tuple:
-        """Return the minibatch with these rows of the groups that aren't used whole."""
-        return self.gradient.minibatch(drawn)
+        return float(logp), grad.astype(self.density.dtype)
 
     def __call__(self, position, minibatch):
         """Log-density and gradient at ``position``."""
-        uniform, inputs = self.gradient._weights, self.gradient._inputs
-        centre, anchor_logp, anchor, pools, _ = self.anchor
-        weights = [
-            (pool.size / rows.size / counts[rows]).astype(weight.dtype, copy=False)
-            if noisy
-            else weight
-            for noisy, weight, rows, (pool, counts) in zip(
-                self.is_noisy, uniform[1:], minibatch, pools, strict=True
-            )
-        ]
-        others = (*weights, *minibatch, *inputs)
-        logp, grad = self.gradient.function(position, uniform[0], *others)
+        centre, anchor_logp, anchor, order, _ = self.anchor
+        weights = order.weights(minibatch.rows)
+        logp, grad = self.density(position, self._one, weights, *minibatch)
         # The prior doesn't count at θ̂: it is exact at θ.
-        at_centre = self.gradient.function(centre, np.zeros_like(uniform[0]), *others)
+        at_centre = self.density(centre, self._zero, weights, *minibatch)
         return logp - at_centre[0] + anchor_logp, grad - at_centre[1] + anchor
 
     def symbolic(self, position) -> tuple:
         """Return ∇ log p̃ at a symbolic position, and what it takes: see `MinibatchGradient`."""
-        own, prior_weight, row_weights, others, _, grad, _ = self.gradient._graph
-        n_groups = len(self.gradient.groups)
-        rows, rest = others[:n_groups], others[n_groups:]
-        weights, drawn, fixed = {}, [], [prior_weight]
-        for row, weight, noisy in zip(rows, row_weights, self.is_noisy, strict=True):
-            if not noisy:
-                fixed += [weight, row]
-                continue
-            counts, size = pt.ivector("counts"), pt.scalar("pool_size", dtype=weight.dtype)
-            weights[weight] = (size / row.shape[0] / counts[row]).astype(weight.dtype)
-            drawn.append(row)
-            fixed += [size, counts]
+        graph, by_leverage = self.density.graph, isinstance(self.order, ByLeverage)
+        weights, drawn, fixed = {}, [], [graph.prior_weight]
+        for row, weight, noisy in zip(
+            graph.rows, graph.row_weights, self.data.is_noisy, strict=True
+        ):
+            if noisy and by_leverage:
+                counts, size = pt.ivector("counts"), pt.scalar("pool_size", dtype=weight.dtype)
+                weights[weight] = (size / row.shape[0] / counts[row]).astype(weight.dtype)
+                fixed += [size, counts]
+            else:
+                fixed += [weight] if noisy else [weight, row]
+            drawn += [row] if noisy else []
         if self._symbols is None:
+            own, prior_weight, grad = graph.position, graph.prior_weight, graph.gradient
             centre, anchor, tables = own.type("centre_of_control_variates"), own.type("anchor"), []
             none = {own: centre, prior_weight: pt.zeros((), dtype=prior_weight.dtype)}
             [there] = clone_replace([grad], none, rebuild_strict=False)
             grad = grad - there + anchor
         else:
             grad, centre, anchor, tables = self._symbols
-        [grad] = clone_replace([grad], {own: position, **weights}, rebuild_strict=False)
-        return grad, drawn, [*fixed, centre, anchor, *tables, *rest]
+        [grad] = clone_replace([grad], {graph.position: position, **weights}, rebuild_strict=False)
+        return grad, drawn, [*fixed, centre, anchor, *tables, *graph.arrays, *graph.given]
 
-    def fixed_inputs(self) -> tuple:
-        """Return the values, now, of what doesn't change from one minibatch to the next."""
-        uniform = self.gradient._weights
-        if self._placed is None or self._placed[0] is not self.anchor:
-            arrays = [counts for _, counts in self.anchor.pools], self.anchor.tables
-            function = self.gradient.function
-            self._placed = self.anchor, *([resident(function, x) for x in xs] for xs in arrays)
-        _, all_counts, tables = self._placed
-        fixed = [uniform[0]]
-        for weight, counts, ((pool, _), (_, _, rows)) in zip(
-            uniform[1:], all_counts, self._groups(), strict=True
-        ):
-            size = np.asarray(pool.size, dtype=weight.dtype)
-            fixed += [size, counts] if rows is None else [weight, rows]
-        return (*fixed, self.anchor.centre, self.anchor.gradient, *tables, *self.gradient._inputs)
-
-    def _groups(self):
-        return zip(self.anchor.pools, self.gradient._draws, strict=True)
-
-    def _drawn(self):
-        return [(pool, n) for (pool, _), (_, n, rows) in self._groups() if rows is None]
+    def fixed_inputs(self, arrays) -> tuple:
+        """Return the values, now, of what doesn't change from one minibatch of ``arrays`` to the next."""
+        centre, _, anchor, order, tables = self.anchor
+        by_leverage = isinstance(order, ByLeverage)
+        if self._placed is None or self._placed[0] is not order:
+            counts = order.counts if by_leverage else []
+            placed = ([resident(self.density.function, x) for x in xs] for xs in (counts, tables))
+            self._placed = order, *placed
+        _, counts, tables = self._placed
+        fixed = [self._one]
+        for k, (weight, rows) in enumerate(zip(self.data.weights, self.data.whole, strict=True)):
+            if rows is not None:
+                fixed += [weight, rows]
+            elif by_leverage:
+                fixed += [np.asarray(order.pools[k].size, dtype=weight.dtype), counts[k]]
+            else:
+                fixed += [weight]
+        return (*fixed, centre, anchor, *tables, *arrays, *self.density.given)
 
 
-def _with_row_terms(gradient):
+def _with_row_terms(density, data):
     """Return ∇ log p̃ with what is remembered of each row in place of its gradient at θ̂, or None.
 
     None where the likelihood can't be cut that way, where it would take up much more memory, or
     where other steps move it at each draw.
     """
-    if gradient.likelihood_needs_others:
+    if density.likelihood_needs_others:
         return None
-    point, variables, rest, likelihoods, gathered = gradient._parts
-    batches = [group.batches for group in gradient.groups]
-    cut = row_terms(likelihoods, variables, batches, point)
+    graph, variables = density.graph, density.graph.variables
+    batches = [group.batches for group in graph.groups]
+    cut = row_terms(graph.terms, variables, batches, graph.point)
     if cut is None:
         return None
     numbers = [sum(c.size for c in cuts) for cuts in cut.cuts]
-    size = 8 * sum(n * n_rows for n, n_rows in zip(numbers, gradient.n_rows, strict=True))
-    if size > max(FEW_BYTES, sum(array.nbytes for array in gradient.arrays) // 4):
+    size = 8 * sum(n * n_rows for n, n_rows in zip(numbers, data.n_rows, strict=True))
+    if size > max(FEW_BYTES, sum(array.nbytes for array in data.arrays) // 4):
         return None
-    own, prior_weight, row_weights, others, *_ = gradient._graph
+    own = graph.position
     tables = [pt.matrix(f"row_terms_{k}", dtype=term.dtype) for k, term in enumerate(cut.terms)]
-    cached = [table[row] for table, row in zip(tables, others, strict=False)]
+    cached = [table[row] for table, row in zip(tables, graph.rows, strict=True)]
     centre = [variable.type(variable.name) for variable in variables]
-    there = difference(cut, row_weights, cached, centre)
+    there = difference(cut, graph.row_weights, cached, centre)
     prior = pt.grad(
-        rewrite_pregrad(clone_replace([rest])[0]), variables, disconnected_inputs="ignore"
+        rewrite_pregrad(clone_replace([graph.prior])[0]), variables, disconnected_inputs="ignore"
     )
     grad = pt.concatenate(
-        [(prior_weight * p + g).ravel() for p, g in zip(prior, there, strict=True)]
+        [(graph.prior_weight * p + g).ravel() for p, g in zip(prior, there, strict=True)]
     )
-    grad, *terms = clone_replace([grad, *cut.terms], gathered, rebuild_strict=False)
-    [grad], joined_centre = join_nonshared_inputs(point, [grad], centre)
-    [grad, *terms], position = join_nonshared_inputs(point, [grad, *terms], variables)
+    grad, *terms = clone_replace([grad, *cut.terms], graph.gathered, rebuild_strict=False)
+    [grad], joined_centre = join_nonshared_inputs(graph.point, [grad], centre)
+    [grad, *terms], position = join_nonshared_inputs(graph.point, [grad, *terms], variables)
     grad, *terms = clone_replace([grad, *terms], {position: own}, rebuild_strict=False)
     anchor = own.type("anchor")
     return (grad.astype(own.dtype) + anchor, joined_centre, anchor, tables), terms

@@ -9,52 +9,50 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from pymc_sghmc.checks import check_matrix_size
-from pymc_sghmc.gradients.gradients import NoisyGradient
 
-__all__ = ["PreconditionedGradient", "checked_preconditioner", "preconditioner_factor"]
+__all__ = ["Coordinates", "checked_preconditioner", "preconditioner_factor"]
 
 
-class PreconditionedGradient(NoisyGradient):
-    """A gradient in the coordinates φ with θ = Lφ, in which the preconditioner LLᵀ = M⁻¹ is 1.
-
-    The update rules keep a scalar η: η of theirs in φ is ηM⁻¹ in θ, for noise and friction too.
+class Coordinates:
+    """The coordinates φ with θ = Lφ, in which the preconditioner LLᵀ = M⁻¹ is 1.
 
     Parameters
     ----------
-    gradient : callable
-        In θ.
-    factor : array of shape (d,) or (d, d)
-        L, see `preconditioner_factor`.
+    factor : array of shape (d,) or (d, d), optional
+        L, a number for each unknown or a lower triangular matrix; a variable of a graph serves, too.
+        Default: 1, φ is θ.
     """
 
-    def __init__(self, gradient, factor):
-        self.gradient = gradient
-        self.draw_minibatch = gradient.draw_minibatch
+    def __init__(self, factor=None):
         self.factor = factor
-        if factor.ndim == 1:
-            self.to_theta, self._pull_back = factor.__mul__, factor.__mul__
-        else:
-            self.to_theta, self._pull_back = factor.dot, np.ascontiguousarray(factor.T).dot
+        self.ndim = 0 if factor is None else factor.ndim
+        if self.ndim == 2:
+            is_array = isinstance(factor, np.ndarray)
+            self._transposed = np.ascontiguousarray(factor.T) if is_array else factor.T
 
-    @property
-    def is_noisy(self) -> list[bool]:
-        """Whether a minibatch of each group is less than all of its rows."""
-        return self.gradient.is_noisy
+    def on_graph(self, factor):
+        """Return the same coordinates with a variable of a graph for L."""
+        return Coordinates(factor)
 
-    def draw_probe(self, rng) -> tuple:
-        """Draw a minibatch that no step of a chain is made of."""
-        return self.gradient.draw_probe(rng)
+    def to_theta(self, phi):
+        """θ = Lφ; φ itself where L is 1."""
+        if self.ndim == 0:
+            return phi
+        return self.factor * phi if self.ndim == 1 else self.factor @ phi
 
     def from_theta(self, theta):
         """φ = L⁻¹θ."""
-        if self.factor.ndim == 1:
+        if self.ndim == 0:
+            return theta
+        if self.ndim == 1:
             return theta / self.factor
         return solve_triangular(self.factor, theta, lower=True)
 
-    def __call__(self, position, minibatch):
-        """Log-density and its gradient with respect to φ."""
-        logp, grad = self.gradient(self.to_theta(position), minibatch)
-        return logp, self._pull_back(grad)
+    def pull_back(self, gradient):
+        """Lᵀg, the gradient with respect to φ."""
+        if self.ndim == 0:
+            return gradient
+        return self.factor * gradient if self.ndim == 1 else self._transposed @ gradient
 
 
 def preconditioner_factor(preconditioner, d: int) -> np.ndarray:

@@ -7,7 +7,6 @@ Random numbers are drawn outside, in blocks, so that every backend sees the same
 graphs and the signature of ``update``; knows no formula.
 """
 
-from copy import deepcopy
 from typing import NamedTuple
 
 import numpy as np
@@ -20,9 +19,13 @@ from pymc_sghmc.compat import ancestors, is_row_selection
 from pymc_sghmc.loops.backends import is_numba, loop_around
 from pymc_sghmc.loops.normals import standard_normals
 
-__all__ = ["InnerLoop", "InnerSteps", "Replay", "is_update"]
+__all__ = ["InnerLoop", "InnerSteps", "NotTraceable", "Replay"]
 
 BLOCK_BYTES = 2**22  # of random numbers drawn at a time
+
+
+class NotTraceable(TypeError):
+    """An update rule that can't become one compiled step."""
 
 
 class InnerSteps(NamedTuple):
@@ -30,10 +33,9 @@ class InnerSteps(NamedTuple):
 
     state: tuple  # after the last of them
     n_steps: int  # made; fewer than were asked for where the next one's gradient isn't finite
-    virial: float  # Σ −(θ − c)·∇ log p̃(θ)
-    square_norm: float  # Σ |∇ log p̃(θ)|²
     kinetic: float  # Σ |v|², zero without momentum
-    failed: tuple | None  # minibatch and normals of the step that isn't finite
+    failed: tuple | None = None  # minibatch and normals of the step that isn't finite
+    logp: float = np.nan  # of the last one's minibatch, where it was made in Python
 
 
 class InnerLoop:
@@ -47,34 +49,38 @@ class InnerLoop:
     update : callable
         A sampler's ``update(state, gradient, learning_rate, rng, *, temperature, ...)``.
     state : NamedTuple
-        Of arrays of shape (d,), the position first and then the momentum, if any.
-    gradient : MinibatchGradient or ControlVariates
-    factor : array of shape (d,) or (d, d), or None
-        The preconditioner's, of which the number of axes counts.
+        Of arrays, the position (d,) first and then the momentum, if any: their axes count.
+    target : Target
+        Its gradient is traced, and the axes of its coordinates' factor count.
     settings : dict
-        Further settings of ``update``, numbers or arrays of shape (d,): again their axes count.
+        Settings of ``update``, numbers or arrays of shape (d,): again their axes count.
     compile_kwargs : dict
         Keyword arguments of ``pymc.pytensorf.compile``.
+
+    Raises
+    ------
+    NotTraceable
+        If ``update`` takes more than one gradient.
     """
 
-    def __init__(self, update, state, gradient, factor, settings, compile_kwargs):
-        self.gradient, self.state_type = gradient, type(state)
-        dtype = self.dtype = gradient.dtype
-        symbols = [pt.vector(name, dtype=dtype) for name in state._fields]
-        normals, centre = pt.vector("normals", dtype=dtype), pt.vector("centre", dtype=dtype)
-        values = {"learning_rate": 0.0, "temperature": 0.0, **settings}
-        inputs = {name: _input(name, value, dtype) for name, value in values.items()}
+    def __init__(self, update, state, target, settings, compile_kwargs):
+        self.state_type, dtype = type(state), state.position.dtype
+        self.dtype, factor = dtype, target.coordinates.factor
+        symbols = [_input(*field, dtype) for field in zip(state._fields, state, strict=True)]
+        centre = pt.vector("centre", dtype=dtype)
+        inputs = {name: _input(name, value, dtype) for name, value in settings.items()}
         scale = None if factor is None else _input("factor", factor, dtype)
-        traced = _SymbolicGradient(gradient, scale)
+        traced = _SymbolicGradient(target.gradient, target.coordinates.on_graph(scale))
+        rng = _SymbolicGenerator()
         others = {name: x for name, x in inputs.items() if name != "learning_rate"}
-        eta, rng = inputs["learning_rate"], _SymbolicGenerator(normals)
-        new, _ = update(type(state)(*symbols), traced, eta, rng, **others)
+        new, _ = update(type(state)(*symbols), traced, inputs["learning_rate"], rng, **others)
         sums = [
             ((centre - traced.position) * traced.gradient).sum(),
             (traced.gradient**2).sum(),
             (new[1] ** 2).sum() if len(new) > 1 else pt.zeros((), dtype=dtype),
         ]
         outputs = [*(part.astype(dtype) for part in new), pt.stack(sums).astype("float64")]
+        self.n_normals, (normals, outputs) = len(rng.drawn), rng.joined(outputs, symbols[0])
         self.names = tuple(inputs)
         fixed = [*inputs.values(), centre, *([] if scale is None else [scale]), *traced.fixed]
         batches = {}
@@ -102,103 +108,113 @@ class InnerLoop:
         self.loop = loop_around(self.function, *counts, self.gathers)
 
     def __deepcopy__(self, memo):
-        copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        copied.gradient = deepcopy(self.gradient, memo)  # it may know the place of a chain
-        return copied
+        return self  # nothing of it changes
 
-    def constants(self, settings, centre, factor) -> tuple:
-        """Return the inputs of all steps that aren't the gradient's."""
-        values = [np.asarray(settings[name], dtype=self.dtype) for name in self.names]
-        scale = [] if factor is None else [factor]
-        return (*values, centre.astype(self.dtype), *scale)
-
-    def __call__(self, state, n, rng, *, settings, centre, factor) -> InnerSteps:
+    def __call__(self, state, n, rng, target, settings) -> InnerSteps:
         """Make ``n`` inner steps, or those before the first that isn't finite."""
-        fixed = self.constants(settings, centre, factor)
-        d = state.position.size
-        block = max(1, BLOCK_BYTES // (8 * (d + sum(self.gradient.noisy_batch_sizes))))
+        fixed = self._constants(settings, target)
+        size = state.position.size * self.n_normals
+        rows = sum(target.gradient.data.noisy_batch_sizes)
+        block = max(1, BLOCK_BYTES // (8 * (size + rows)))
         done, sums = 0, np.zeros(3)
         while done < n:
-            k = min(block, n - done)
-            rows = self.gradient.draw_minibatches(rng, k)
-            k = min([k, *map(len, rows)])  # a stream gives what it has at hand
-            normals = standard_normals(rng, (k, d), self.dtype)
-            inputs = (*fixed, *self.gradient.fixed_inputs())
-            parts, made, *more = self.loop(tuple(state), normals, rows, inputs)
+            k, minibatches, inputs = self._block(target, rng, min(block, n - done))
+            normals = standard_normals(rng, (k, size), self.dtype)
+            drawn = minibatches.drawn
+            parts, made, *more = self.loop(_arrays(state), normals, drawn, (*fixed, *inputs))
             state, done, sums = self.state_type(*parts), done + made, sums + more
             if made < k:
-                failed = self.gradient.minibatch([r[made] for r in rows]), normals[made]
-                return InnerSteps(state, done, *sums.tolist(), failed)
-        return InnerSteps(state, done, *sums.tolist(), None)
+                failed = minibatches.one(made), normals[made]
+                break
+        else:
+            failed = None
+        virial, square_norm, kinetic = sums.tolist()
+        target.add(virial, square_norm)
+        return InnerSteps(state, done, kinetic, failed)
+
+    def one_step(self, state, rng, target, settings) -> tuple:
+        """Make one step; return the new state, whether it is finite, and what it was made with."""
+        fixed = self._constants(settings, target)
+        _, minibatches, inputs = self._block(target, rng, 1)
+        normals = standard_normals(rng, (1, state.position.size * self.n_normals), self.dtype)
+        drawn = minibatches.drawn
+        new, made, *_ = self.loop(_arrays(state), normals, drawn, (*fixed, *inputs))
+        return new, made == 1, (minibatches.one(0), normals[0])
+
+    def _block(self, target, rng, k):
+        minibatches = target.draw_minibatches(rng, k)
+        k = min([k, *map(len, minibatches.drawn)])  # a stream gives what it has at hand
+        return k, minibatches, target.gradient.fixed_inputs(minibatches.arrays)
+
+    def _constants(self, settings, target) -> tuple:
+        """Return the inputs of all steps that aren't the gradient's."""
+        values = [np.asarray(settings[name], dtype=self.dtype) for name in self.names]
+        factor = target.coordinates.factor
+        scale = [] if factor is None else [factor]
+        return (*values, target.centre.astype(self.dtype), *scale)
 
 
 class Replay:
-    """A gradient and a generator that bring one inner step back: its minibatch and its normals."""
+    """A target and a generator that bring one inner step back: its minibatch and its normals.
 
-    def __init__(self, gradient, minibatch, normals):
-        self._gradient, self._minibatch, self._normals = gradient, minibatch, normals
+    Normals beyond those given come from ``rng``.
+    """
+
+    def __init__(self, target, minibatch, normals, rng=None):
+        self._target, self._minibatch = target, minibatch
+        self._normals, self._rng = normals, rng
 
     def draw_minibatch(self, rng):
         """Return the minibatch."""
         return self._minibatch
 
     def standard_normal(self, shape, dtype):
-        """Return the normals."""
-        return self._normals
+        """Return the next normals."""
+        [d] = shape
+        if len(self._normals) == 0:
+            [self._normals] = standard_normals(self._rng, (1, d), dtype)
+        normals, self._normals = self._normals[:d], self._normals[d:]
+        return normals
 
     def __call__(self, position, minibatch):
         """Log-density and gradient."""
-        return self._gradient(position, minibatch)
-
-
-def is_update(loop, update, state, target, *, settings, centre, factor) -> bool:
-    """Whether a compiled step does what ``update`` does at this state.
-
-    A check on the user's own model, before its chains depend on the graphs that were rewritten.
-    Of ``target`` no chain's random numbers are taken.
-    """
-    rng, gradient, dtype = np.random.default_rng(0), loop.gradient, state.position.dtype
-    rows = gradient.draw_minibatches(rng, 1)
-    normals = standard_normals(rng, (1, state.position.size), dtype)
-    inputs = (*loop.constants(settings, centre, factor), *gradient.fixed_inputs())
-    found, made, *_ = loop.loop(tuple(state), normals, rows, inputs)
-    minibatch, [normals] = gradient.minibatch([r[0] for r in rows]), normals
-    replay, others = Replay(target, minibatch, normals), dict(settings)
-    eta = others.pop("learning_rate")
-    expected, _ = update(state, replay, eta, replay, **others)
-    if made == 0:
-        return False
-    moved = [(a - b, b - c) for a, b, c in zip(found, expected, state, strict=True)]
-    tolerance = np.finfo(dtype).eps ** 0.25
-    return all(np.abs(error).max() <= tolerance * np.abs(way).max() for error, way in moved)
+        return self._target(position, minibatch)
 
 
 class _SymbolicGradient:
-    """Stands for a gradient while ``update`` is called on symbolic arrays."""
+    """Stands for a target while ``update`` is called on symbolic arrays."""
 
-    def __init__(self, gradient, factor):
-        self._gradient, self._factor = gradient, factor
+    def __init__(self, gradient, coordinates):
+        self._gradient, self._coordinates, self.position = gradient, coordinates, None
 
     def draw_minibatch(self, rng):
         return None  # the rows are inputs of the compiled step
 
     def __call__(self, position, minibatch):
-        L = self._factor
-        self.position = position if L is None else L * position if L.ndim == 1 else L @ position
+        if self.position is not None:
+            raise NotTraceable("update takes more than one gradient")
+        self.position = self._coordinates.to_theta(position)
         self.gradient, self.rows, self.fixed = self._gradient.symbolic(self.position)
-        g = self.gradient
-        return None, g if L is None else L * g if L.ndim == 1 else L.T @ g
+        return None, self._coordinates.pull_back(self.gradient)
 
 
 class _SymbolicGenerator:
     """Stands for a generator: its normals are an input of the compiled step."""
 
-    def __init__(self, normals):
-        self._normals = normals
+    def __init__(self):
+        self.drawn = []
 
     def standard_normal(self, shape, dtype):
-        return self._normals
+        self.drawn.append(pt.vector("normals", dtype=dtype))
+        return self.drawn[-1]
+
+    def joined(self, outputs, position):
+        """Return all normals of a step as one vector, and the outputs with its parts."""
+        if len(self.drawn) == 1:
+            return self.drawn[0], outputs
+        normals, d = pt.vector("normals", dtype=position.dtype), position.shape[0]
+        parts = {z: normals[i * d : (i + 1) * d] for i, z in enumerate(self.drawn)}
+        return normals, clone_replace(outputs, parts, rebuild_strict=False)
 
 
 def _row_selections(outputs, rows, fixed, dtype) -> dict:
@@ -221,6 +237,11 @@ def _row_selections(outputs, rows, fixed, dtype) -> dict:
 
 def _upcast(array, dtype):
     return np.promote_types(array.dtype, dtype) if array.dtype == "float32" else array.dtype
+
+
+def _arrays(state) -> tuple:
+    """NumPy makes numbers of arrays without axes; compiled steps take arrays."""
+    return tuple(map(np.asarray, state))
 
 
 def _input(name, value, dtype):

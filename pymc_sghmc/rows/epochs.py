@@ -1,55 +1,57 @@
 """Minibatches without replacement: each row comes up once in every epoch.
 
-The noise of successive minibatches is then negatively correlated: over an epoch it cancels. What a
-chain needs to go on is its seed and how many minibatches it has drawn. Knows gradients and rows, no
-samplers.
+The noise of successive minibatches is then negatively correlated: over an epoch it cancels. Knows
+rows, no gradients.
 """
 
 import math
 
 import numpy as np
-import pytensor.tensor as pt
 
-from pytensor.graph.replace import clone_replace
+from pymc_sghmc.rows.data import Minibatches
 
-from pymc_sghmc.gradients.control_variates import Anchor, ControlVariates
-from pymc_sghmc.gradients.gradients import MinibatchGradient
-
-__all__ = ["EpochGradient", "UniformControlVariates", "epoch_rows"]
+__all__ = ["Epochs", "epoch_rows"]
 
 ROUNDS, FEW_ROWS, MORE_ROUNDS = 3, 1000, 16  # of the permutation, each over both digits
 CHUNK = 2**13  # rows computed at a time, in the processor's cache
 GOLDEN = 0x9E3779B97F4A7C15  # odd, so that multiples of it never repeat
 
 
-class EpochGradient(MinibatchGradient):
-    """A `MinibatchGradient` of rows drawn without replacement, in a new order in each epoch.
+class Epochs:
+    """Rows are drawn without replacement, in a new order in each epoch.
 
     Where the batch size doesn't divide the number of rows, a minibatch holds the last rows of one
-    epoch and the first of the next.
+    epoch and the first of the next. The place of a chain is its seed and how many minibatches it has
+    drawn.
+
+    Parameters
+    ----------
+    data : InMemory
     """
 
-    replace = False
+    independent = False
 
-    def draw_probe(self, rng) -> tuple:
+    def __init__(self, data):
+        self.data = data
+
+    def draw(self, rng, place, k):
+        """Draw the next ``k`` minibatches."""
+        seed, t = place or (int(rng.integers(2**63)), 0)
+        data = self.data
+        drawn = [
+            epoch_rows(n_rows, t * n, k * n, seed + i).reshape(k, n)
+            for i, (n_rows, n) in enumerate(zip(data.n_rows, data.batch_sizes, strict=True))
+            if data.whole[i] is None
+        ]
+        return Minibatches(tuple(drawn), data.whole, data.resident), (seed, t + k)
+
+    def probe(self, rng):
         """Draw a minibatch with replacement, which isn't counted."""
-        return super().draw_minibatch(rng)
+        return self.data.evenly(rng, 1).one(0)
 
-    def draw_minibatch(self, rng) -> tuple:
-        """Draw the next minibatch, an array of row indices for each group of rows."""
-        return self.minibatch([rows[0] for rows in self.draw_minibatches(rng, 1)])
-
-    def draw_minibatches(self, rng, k) -> tuple:
-        """Draw the next ``k`` minibatches, shape (k, n), for each group that isn't used whole."""
-        seed, t = self.place or (int(rng.integers(2**63)), 0)
-        self.place = (seed, t + k)
-        return tuple(
-            [
-                epoch_rows(n_rows, t * n, k * n, seed + i).reshape(k, n)
-                for i, (n_rows, n, rows) in enumerate(self._draws)
-                if rows is None
-            ]
-        )
+    def weights(self, rows) -> tuple:
+        """Weights of the rows of a minibatch, by group."""
+        return self.data.uniform_weights(rows)
 
 
 def epoch_rows(n_rows, start, count, seed) -> np.ndarray:
@@ -94,68 +96,3 @@ def _mixed(x):
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return x ^ x >> np.uint64(31)
-
-
-class UniformControlVariates(ControlVariates):
-    """Control variates on the rows that the gradient itself draws, which count alike.
-
-    Parameters
-    ----------
-    gradient : EpochGradient
-    """
-
-    def __init__(self, gradient):
-        self.gradient, self.dtype = gradient, gradient.dtype
-        self.has_tables = False
-        self.anchor, self._known_prior = None, (None, None, None)
-
-    def __getstate__(self):
-        return {**self.__dict__, "_known_prior": (None, None, None)}
-
-    def set_centre(self, centre, factor) -> int:
-        """Take θ̂; return the passes over all rows."""
-        centre = centre.astype(self.dtype)
-        self.anchor = Anchor(centre, *self._likelihood(centre), pools=[], tables=[])
-        return 1
-
-    def draw_probe(self, rng) -> tuple:
-        """Draw a minibatch with replacement, which isn't counted."""
-        return self.gradient.draw_probe(rng)
-
-    def draw_minibatch(self, rng) -> tuple:
-        """Draw the next minibatch, an array of row indices for each group of rows."""
-        return self.gradient.draw_minibatch(rng)
-
-    def draw_minibatches(self, rng, k) -> tuple:
-        """Draw the next minibatches, shape (k, n), for each group that isn't used whole."""
-        return self.gradient.draw_minibatches(rng, k)
-
-    def __call__(self, position, minibatch):
-        """Log-density and gradient at ``position``."""
-        centre, anchor_logp, anchor, *_ = self.anchor
-        logp, grad = self.gradient(position, minibatch)
-        at_centre, prior = self.gradient(centre, minibatch), self._prior()
-        # The prior doesn't count at θ̂: it is exact at θ.
-        return logp - at_centre[0] + prior[0] + anchor_logp, grad - at_centre[1] + prior[1] + anchor
-
-    def _prior(self):
-        """Log-density and gradient of the prior at θ̂, given the other unknowns."""
-        centre, given = self.anchor.centre, self.gradient.given
-        if self._known_prior[0] is not centre or self._known_prior[1] is not given:
-            self._known_prior = centre, given, self.gradient.prior(centre)
-        return self._known_prior[2]
-
-    def symbolic(self, position) -> tuple:
-        """Return ∇ log p̃ at a symbolic position, and what it takes: see `MinibatchGradient`."""
-        centre = position.type("centre_of_control_variates")
-        anchor = position.type("anchor")
-        here, drawn, fixed = self.gradient.symbolic(position)
-        there, _, _ = self.gradient.symbolic(centre)
-        prior_weight = fixed[0]
-        none = {prior_weight: pt.zeros((), dtype=prior_weight.dtype)}
-        [there] = clone_replace([there], none, rebuild_strict=False)
-        return here - there + anchor, drawn, [centre, anchor, *fixed]
-
-    def fixed_inputs(self) -> tuple:
-        """Return the values, now, of what doesn't change from one minibatch to the next."""
-        return (self.anchor.centre, self.anchor.gradient, *self.gradient.fixed_inputs())

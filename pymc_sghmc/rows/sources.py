@@ -6,13 +6,17 @@ Knows models and rows, no gradients and no chains.
 import os
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 
 import numpy as np
 
 from pymc_sghmc.faults import Fault
 from pymc_sghmc.models.graphs import array_of
+from pymc_sghmc.rows.reading import Reader
 
 __all__ = ["Source", "StreamFault", "check_file", "given_arrays"]
+
+PILOT_ROWS, PILOT_BYTES = 50_000, 2**27  # at hand for what needs some rows only, at most
 
 
 class StreamFault(Fault, ValueError):
@@ -90,6 +94,13 @@ class Source:
     def rows_per_pass(self) -> int:
         """Number of rows in one pass."""
         return self.n_rows - self.dropped
+
+    def pilot(self) -> dict:
+        """Return copies of the first rows, for what needs some rows only."""
+        row_bytes = sum(row.nbytes for row in self.first.values())
+        n_rows = min(PILOT_ROWS, max(1000, PILOT_BYTES // row_bytes), self.rows_per_pass)
+        with closing(Reader(self, list(self.first), 0)) as reader:
+            return dict(zip(self.first, reader.read(0, n_rows), strict=True))
 
     def blocks(self, rng):
         """Yield the blocks of one pass, in the loader's order or in its order for ``rng``."""

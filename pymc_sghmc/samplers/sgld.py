@@ -16,7 +16,6 @@ import numpy as np
 
 from pymc_sghmc.step.arguments import SharedArguments
 from pymc_sghmc.step.step import StochasticGradientStep
-from pymc_sghmc.tuning.budget import inflation, largest_learning_rate, relaxation
 
 __all__ = ["SGLD", "SGLDState", "init", "update"]
 
@@ -88,25 +87,8 @@ class SGLD(StochasticGradientStep):
     (True, 0.03)
     """
 
-    name = "sgld"
-    init = staticmethod(init)
-    update = staticmethod(update)
+    name, state_type = "sgld", SGLDState
+    init, update = staticmethod(init), staticmethod(update)
 
     def __init__(self, vars: list | None = None, **shared: Unpack[SharedArguments]):
-        super().__init__(vars, own={}, **shared)
-        self.prepare()
-
-    def choose(self, tuning):
-        """Largest η, or the given one, and the bias to expect."""
-        noise = float(tuning.noise.max()) / (self.temperature or 1.0)
-        h, slow = self.setup.stiffness, self.setup.slowness
-
-        def bias(eta):
-            return inflation("sgld", eta, None, noise, h)
-
-        if self.schedule is None:
-            eta = largest_learning_rate(bias, self.target_bias, tuning.limit / h)
-        else:
-            eta = self.schedule(0)
-        rate = relaxation("sgld", eta, None, slow)
-        return tuning._replace(learning_rate=eta, bias=bias(eta), rate=rate)
+        super().__init__(vars, {}, **shared)

@@ -15,14 +15,18 @@ and positions: the thermostat ζ, a friction, rises while the chain is hotter th
 
 At ξ = 0 that is BAOAB. While ξ is at rest the mean of K/η is that of −θ·∇log p(θ)/d, on any target and
 at any η: so E[θ·∇U(θ)]/d = T, exactly, which on a Gaussian is the right variance. ξ moves about its rest
-with a variance of order 1/d, which costs less than 1.5 % of the variances at d = 1, .5 % at 2, .1 % at 10.
+with a variance of order 1/d: at η = ¼ that costs 1 % of the variance at d = 1, .5 % at 2, .1 % at 10.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Unpack
 
 import numpy as np
 
-__all__ = ["SGNHTState", "init", "update"]
+from pymc_sghmc.checks import checked_friction
+from pymc_sghmc.step.arguments import SharedArguments
+from pymc_sghmc.step.step import StochasticGradientStep
+
+__all__ = ["SGNHT", "SGNHTState", "init", "update"]
 
 
 class SGNHTState(NamedTuple):
@@ -54,3 +58,81 @@ def update(state, gradient, learning_rate, rng, *, friction, temperature=1.0):
     logp, grad = gradient(theta, gradient.draw_minibatch(rng))  # −∇Ũ(θ), a fresh minibatch
     v = v + eta * grad  # B and B
     return SGNHTState(theta, v, xi), {"minibatch_logp": logp}
+
+
+class SGNHT(StochasticGradientStep):
+    r"""Stochastic gradient Nosé-Hoover thermostat.
+
+    SGHMC that needs no estimate of the gradient's noise: a thermostat, one more friction, grows until
+    the chain has the temperature that it should have.
+
+    .. math::
+        d\theta = r\,dt, \quad dr = -\nabla \tilde U(\theta)\,dt - \zeta r\,dt + \sqrt{2A}\,dW, \quad
+        d\zeta = (r^\top r/d - 1)\,dt/\mu
+
+    It finds its settings as `SGHMC` does, and takes out of the noise what is the same for all
+    directions and at all positions. With control variates and a preconditioner little is left to take
+    out; it is made for posteriors where there is no such centre, such as those of neural networks.
+
+    Parameters
+    ----------
+    vars : list, optional
+        Unknowns to sample; default: all continuous ones of the model.
+    friction : "auto" or float, default "auto"
+        α in (0, 1), as that of `SGHMC`: the friction that the injected noise answers to, 1 − exp(−√η A)
+        for Ding et al.'s A. The thermostat's own comes on top of it. "auto": critical for the slowest
+        direction.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, or the data can't be cut into independent rows.
+
+    Notes
+    -----
+    The statistic ``thermostat`` is ξ, the friction beyond α in a step, about ½ηV/T at rest; a negative
+    one tells that the chain would be too cold without it. With few unknowns it fluctuates, at a bias
+    of the variances of 1 % for one unknown and .1 % for ten at the longest steps, η = ¼. Ding et al.'s
+    order of a step (kick, drift, thermostat) has a bias of tens of per cent at such steps; this is a
+    splitting around BAOAB with none on a Gaussian but for these fluctuations.
+
+    References
+    ----------
+    .. [1] Ding, Fang, Babbush, Chen, Skeel & Neven (2014), Bayesian sampling using stochastic gradient
+       thermostats. NIPS.
+    .. [2] Leimkuhler & Shang (2016), Adaptive thermostats for noisy gradient systems. SIAM Journal on
+       Scientific Computing 38.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm
+    >>> from pymc_sghmc import SGNHT
+    >>> y = np.random.default_rng(0).normal(3.0, 1.0, size=1000)
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     _ = pm.Normal("y", mu, 1, observed=y)
+    ...     step = SGNHT(batch_size=100)
+    ...     idata = pm.sample(1000, tune=100, chains=2, step=step, random_seed=1, progressbar=False)
+    >>> mu = idata.posterior["mu"]
+    >>> bool(abs(mu.mean() - y.mean()) < 0.01), round(float(mu.std()), 2)
+    (True, 0.03)
+    """
+
+    name, state_type = "sgnht", SGNHTState
+    init, update = staticmethod(init), staticmethod(update)
+    statistics = {"thermostat": np.float64}
+
+    def __init__(
+        self,
+        vars: list | None = None,
+        *,
+        friction: float | Literal["auto"] = "auto",
+        **shared: Unpack[SharedArguments],
+    ):
+        friction = checked_friction(friction)
+        if friction == 1.0:
+            raise ValueError(
+                "friction=1: a thermostat acts on the momentum that a step keeps, and at friction 1 "
+                "there is none. Take less than 1; for fresh momentum at every step use SGLD."
+            )
+        super().__init__(vars, {"friction": friction}, friction, **shared)

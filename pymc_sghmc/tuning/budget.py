@@ -6,7 +6,6 @@ the largest whose predicted bias stays within the budget. Knows no PyMC, no mode
 name: what there is to know of a rule is read off its ``update``.
 """
 
-import inspect
 import math
 
 from functools import cache
@@ -22,9 +21,7 @@ __all__ = [
     "ChainTuning",
     "choose",
     "critical_friction",
-    "inflation",
     "largest_learning_rate",
-    "relaxation",
     "score",
     "smallest_friction",
 ]
@@ -32,28 +29,6 @@ __all__ = [
 MAX_LEARNING_RATE = 0.25  # ε = ½ posterior sd: the curvature may grow 16-fold before BAOAB diverges
 UNKNOWN_NOISE = 0.25  # share of the noise that a noise estimate or a thermostat may miss
 MIN_FRICTION = 0.01  # the least that Chen et al. use
-
-
-def inflation(integrator, eta, alpha, noise, curvature=1.0) -> float:
-    """Relative bias of the variance of θ on a Gaussian, exact: (variance × curvature) − 1.
-
-    Parameters
-    ----------
-    integrator : {"euler", "baoab", "sgld"}
-        Eq. 15 and eq. 12 of Chen et al. (2014), or BAOAB.
-    eta, alpha : float
-        Learning rate and friction.
-    noise : float
-        V, variance of the gradient.
-    curvature : float
-        h, of −log p.
-    """
-    eta, h = float(eta), curvature
-    if integrator == "sgld":
-        return (1 + eta * noise / 2) / (1 - eta * h / 2) - 1
-    if integrator == "euler":
-        return (1 + eta * noise / (2 * alpha)) / (1 - eta * h / (4 - 2 * alpha)) - 1
-    return eta * noise * (2 - alpha) / (alpha * (4 - eta * h))
 
 
 def critical_friction(eta, curvature=1.0) -> float:
@@ -89,19 +64,6 @@ def smallest_friction(bias, budget, lower) -> float:
     return brentq(lambda alpha: bias(alpha) - budget, lower, 1.0)
 
 
-def relaxation(integrator, eta, alpha, curvature=1.0) -> float:
-    """Relaxation per inner step of the mean at curvature h: 1 − the spectral radius."""
-    h = curvature
-    if integrator == "sgld":
-        return 1 - abs(1 - eta * h)
-    if integrator == "euler":
-        step = np.array([[1, 1], [-eta * h, 1 - alpha - eta * h]])
-    else:
-        drift = np.array([[1, 0.5], [0, 1]])
-        step = np.array([[1, 0], [-eta * h, 1]]) @ drift @ np.diag([1, 1 - alpha]) @ drift
-    return 1 - float(np.abs(np.linalg.eigvals(step)).max())
-
-
 class ChainTuning(NamedTuple):
     """What a chain has measured of its gradient, and the settings that follow from it.
 
@@ -119,6 +81,7 @@ class ChainTuning(NamedTuple):
     limit: float = MAX_LEARNING_RATE  # of the learning rate times the stiffness
     n_measured: int = 10  # so many draws is the first measurement worth
     n_divergences: int = 0
+    setup_from: tuple | None = None  # start, scale and other unknowns of the set-up
 
     def with_noise(self, noise):
         """Take in V̂ of one more draw, unless it overflows on the way from the start."""
@@ -186,7 +149,7 @@ def choose(
     largest = float(tuning.noise.max())
     share = float(tuning.noise.mean()) / largest if largest else 1.0
     mean_noise = noise * min(share, 1 - UNKNOWN_NOISE)
-    has_friction = "friction" in inspect.signature(rule.update).parameters
+    has_friction = rule.has_friction
 
     def settings(alpha):
         return {"mean_noise": mean_noise} | ({"friction": alpha} if has_friction else {})

@@ -1,8 +1,8 @@
 """Where the posterior lies and how wide it is: its mode and the curvature there.
 
 The optimiser works on a subset of the rows first and sees all of them in a few passes at the end.
-Curvature comes from differences of gradients, so that any model has it. Knows gradients and SciPy,
-no samplers.
+Curvature comes from differences of gradients, so that any model has it. Knows passes over the data and
+SciPy, no samplers.
 """
 
 import math
@@ -35,13 +35,13 @@ class Centre(NamedTuple):
 
 
 def find_centre(
-    gradient, start, dense: bool | None = None, optimise: bool = True, factor=None
+    passes, start, dense: bool | None = None, optimise: bool = True, factor=None
 ) -> Centre:
     """Climb from ``start`` to the mode and measure the curvature there.
 
     Parameters
     ----------
-    gradient : MinibatchGradient
+    passes : Passes
     start : array of shape (d,)
     dense : bool, optional
         Whether the factor is a matrix; default: up to `MAX_DENSE` unknowns.
@@ -53,7 +53,7 @@ def find_centre(
     """
     d = start.size
     dense = d <= MAX_DENSE if dense is None else dense
-    counted = _Counted(gradient)
+    counted = _Counted(passes)
     x, widen = np.array(start, dtype=float), np.inf if factor is None else WIDEN
     if optimise:
         # Where a start is symmetric, as that of a neural network with zero weights, no gradient
@@ -95,28 +95,28 @@ def find_centre(
 
 
 class _Counted:
-    """A gradient over a fixed subset of the rows or all of them, counting passes."""
+    """Log-densities over a fixed subset of the rows or all of them, counting passes."""
 
-    def __init__(self, gradient):
-        self.gradient, self.passes = gradient, 0.0
+    def __init__(self, passes):
+        self.over, self.passes = passes, 0.0
+        self.dtype, data = passes.density.dtype, passes.data
         # Of the many unknowns of a neural network a mode is no great help: be brief.
-        n_rows = SUBSET_ROWS if gradient.d <= MAX_DENSE else SUBSET_ROWS // 5
+        n_rows = SUBSET_ROWS if passes.density.d <= MAX_DENSE else SUBSET_ROWS // 5
         rng = np.random.default_rng(0)
-        self.subset = None
-        at_hand = gradient.n_at_hand
-        if any(rows > min(n, n_rows) for rows, n in zip(gradient.n_rows, at_hand, strict=True)):
+        self.subset, at_hand = None, data.n_at_hand
+        if any(rows > min(n, n_rows) for rows, n in zip(data.n_rows, at_hand, strict=True)):
             self.subset = tuple(
                 np.arange(n) if n <= n_rows else np.unique(rng.integers(n, size=n_rows))
                 for n in at_hand
             )
-        total = sum(gradient.n_rows)
+        total = sum(data.n_rows)
         self.share = sum(map(len, self.subset)) / total if self.subset else 1.0
 
     def __call__(self, x, subset):
         self.passes += 1.0 if subset is None else self.share
-        position = x.astype(self.gradient.dtype)
+        position = x.astype(self.dtype)
         with np.errstate(all="ignore"):
-            logp, grad = self.gradient.log_density(position, subset)
+            logp, grad = self.over.log_density(position, subset)
         return float(logp), np.asarray(grad, dtype=float)
 
 
@@ -152,7 +152,7 @@ def _curvature(counted, x, factor, step):
     """Eigenvalues and vectors of LᵀHL, H the Hessian of −log p, by differences of gradients."""
     factor = _as_matrix(factor)
     if step is None:
-        step = 1e-3 if counted.gradient.dtype == np.float64 else 3e-2
+        step = 1e-3 if counted.dtype == np.float64 else 3e-2
         _, here = counted(x, counted.subset)
         columns = [here - counted(x + step * u, counted.subset)[1] for u in factor.T]
     else:
@@ -193,37 +193,37 @@ def _as_matrix(factor):
 
 def _fisher_scale(counted, x):
     """1/√(diagonal of the Fisher information + curvature of the prior), (d,)."""
-    gradient = counted.gradient
+    passes = counted.over
     rng = np.random.default_rng(0)
-    position = x.astype(gradient.dtype)
-    rounds = math.ceil(min(max(gradient.n_rows, default=1), FISHER_ROWS) / 100)
+    position = x.astype(counted.dtype)
+    rounds = math.ceil(min(max(passes.data.n_rows, default=1), FISHER_ROWS) / 100)
     information = np.mean(
-        [_information(gradient, position, rng) for _ in range(rounds)], axis=0, dtype=float
+        [_information(passes, position, rng) for _ in range(rounds)], axis=0, dtype=float
     )
     # Hutchinson's estimate of the diagonal of the prior's Hessian
-    _, here = gradient.prior(position)
+    _, here = passes.prior(position)
     step, prior = 1e-3, np.zeros(x.size)
     for _ in range(10):
         z = rng.choice([-1.0, 1.0], size=x.size)
-        _, there = gradient.prior((x + step * z).astype(gradient.dtype))
+        _, there = passes.prior((x + step * z).astype(counted.dtype))
         prior += z * (here - there) / step / 10
     total = np.nan_to_num(information) + np.abs(np.nan_to_num(prior))
     return 1 / np.sqrt(np.maximum(total, 1e-8 * total.max() or 1.0))
 
 
-def _information(gradient, position, rng):
+def _information(passes, position, rng):
     """Diagonal of the empirical Fisher information: n/N of the covariance of minibatch gradients."""
     total = np.zeros(position.size)
-    for k, (n_rows, n) in enumerate(zip(gradient.n_rows, gradient.n_at_hand, strict=True)):
+    for k, (n_rows, n) in enumerate(zip(passes.data.n_rows, passes.data.n_at_hand, strict=True)):
         rows = rng.integers(n, size=min(n, 100))
-        parts = [gradient._weighted(position, (k, row[None], 1.0))[1] for row in rows]
+        parts = [passes.of_rows(position, k, row[None])[1] for row in rows]
         total += n_rows * np.mean(np.square(parts), axis=0)
     return total
 
 
-def largest_curvature(gradient, x, factor) -> float:
+def largest_curvature(passes, x, factor) -> float:
     """Largest eigenvalue of LᵀHL for a diagonal L, by Lanczos on differences of gradients."""
-    counted = _Counted(gradient)
+    counted = _Counted(passes)
     step = 1e-3
     _, here = counted(x, counted.subset)
 

@@ -9,6 +9,7 @@ A thermostat, a field of the state after the momentum, moves slowly where there 
 is held at the value at which it has no drift. Knows ``update`` and matrices, nothing else.
 """
 
+import inspect
 import math
 
 from collections.abc import Callable
@@ -29,6 +30,16 @@ class Rule(NamedTuple):
 
     update: Callable
     state_type: type  # a NamedTuple: position, and perhaps momentum and a thermostat
+
+    @property
+    def has_friction(self) -> bool:
+        """Whether a friction is among the settings of ``update``."""
+        return "friction" in inspect.signature(self.update).parameters
+
+    @property
+    def has_noise_estimate(self) -> bool:
+        """Whether an estimate of the gradient's noise is among the settings of ``update``."""
+        return "noise_estimate" in inspect.signature(self.update).parameters
 
 
 class Law(NamedTuple):

@@ -12,7 +12,8 @@ from pymc.initial_point import make_initial_point_fn
 from scipy.linalg import solve_triangular
 
 from pymc_sghmc.gradients.control_variates import Anchor
-from pymc_sghmc.gradients.coordinates import PreconditionedGradient, preconditioner_factor
+from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
+from pymc_sghmc.gradients.noise import noise_covariance
 from pymc_sghmc.tuning.centre import MAX_DENSE, Centre, find_centre, largest_curvature
 
 __all__ = ["Setup", "near", "same_inputs", "set_up", "unconstrained_point"]
@@ -22,17 +23,24 @@ NOISY = 4  # times the median noise, above which a direction gets a scale of its
 SLOW = 0.01  # curvature of the slowest direction over the stiffest where nobody has measured it
 
 
+class Noise(NamedTuple):
+    """Diagonal of V̂ in φ, (d,), of each gradient."""
+
+    plain: np.ndarray
+    control_variates: np.ndarray | None
+
+
 class Setup(NamedTuple):
     """Centre, coordinates φ with θ = Lφ, extreme curvatures in them, and noise in them."""
 
     key: tuple  # of the start, the other unknowns and the data that it holds for
     centre: Centre
-    factor: np.ndarray | None  # L
+    coordinates: Coordinates
     stiffness: float  # largest and ...
     slowness: float  # ... smallest curvature of −log p in φ
     anchor: Anchor | None  # of the control variates
     passes: float  # over all data, with and without gradients
-    noise: dict  # {"plain": diagonal of V̂ in φ, (d,), "control_variates": the same}
+    noise: Noise
 
 
 def set_up(
@@ -58,7 +66,7 @@ def set_up(
     d = start.size
     kind = preconditioner if isinstance(preconditioner, str) else None
     dense = kind == "dense" or d <= MAX_DENSE
-    centre = find_centre(gradient, start, dense, optimise, scale)
+    centre = find_centre(gradient.passes, start, dense, optimise, scale)
     spread = centre.factor
     if kind == "dense" or (kind == "auto" and dense):
         factor, stiffness, slowness = spread, 1.0, 1.0
@@ -69,32 +77,32 @@ def set_up(
             factor = np.sqrt(np.square(spread).sum(axis=1))
         else:
             factor = spread
-        stiffness, slowness = _extreme_curvatures(gradient, centre, factor)
+        stiffness, slowness = _extreme_curvatures(gradient.passes, centre, factor)
         if kind is not None:
             factor, slowness, stiffness = factor / stiffness**0.5, slowness / stiffness, 1.0
     if factor is not None:
-        factor = factor.astype(gradient.dtype)
+        factor = factor.astype(gradient.density.dtype)
     passes = centre.passes
     if control_variates is not None:
         passes += control_variates.set_centre(centre.position, centre.factor)
-    noise = {
-        "plain": _noise(gradient, centre, factor, temperature),
-        "control_variates": control_variates
-        and _noise(control_variates, centre, factor, temperature),
-    }
+    noise = Noise(
+        _noise(gradient, centre, factor, temperature),
+        control_variates and _noise(control_variates, centre, factor, temperature),
+    )
     anchor = control_variates and control_variates.anchor
     if kind is not None:
         # Directions in which the gradient is much noisier than in most would slow down all of them.
-        known = [V for V in noise.values() if V is not None]
+        known = [V for V in noise if V is not None]
         least = min(known, key=np.sum)
         shrink = np.minimum(1.0, max(NOISY * np.median(least), 1.0) / np.maximum(least, 1e-300))
         factor = factor * np.sqrt(shrink).astype(factor.dtype)
-        noise = {name: None if V is None else V * shrink for name, V in noise.items()}
+        noise = Noise(*(None if V is None else V * shrink for V in noise))
         slowness = slowness * float(shrink.min())
-    return Setup(key, centre, factor, stiffness, slowness, anchor, passes, noise)
+    coordinates = Coordinates(factor)
+    return Setup(key, centre, coordinates, stiffness, slowness, anchor, passes, noise)
 
 
-def _extreme_curvatures(gradient, centre, factor):
+def _extreme_curvatures(passes, centre, factor):
     """Largest and smallest eigenvalue of LᵀHL, with H⁻¹ = SSᵀ from the centre where that is known."""
     d = centre.position.size
     spread = centre.factor
@@ -103,22 +111,20 @@ def _extreme_curvatures(gradient, centre, factor):
         matrix = np.diag(factor) if factor.ndim == 1 else factor
         scales = np.linalg.svd(solve_triangular(spread, matrix, lower=True), compute_uv=False) ** 2
         return float(scales[0]), float(scales[-1])
-    stiffness = largest_curvature(gradient, centre.position, factor)
+    stiffness = largest_curvature(passes, centre.position, factor)
     return stiffness, SLOW * stiffness
 
 
 def _noise(gradient, centre, factor, temperature):
     """Mean diagonal of V̂ in φ over draws from the Gaussian at the centre."""
-    if not any(gradient.is_noisy):
+    if not any(gradient.data.is_noisy):
         return np.zeros(centre.position.size)
     rng = np.random.default_rng(0)
-    target = gradient if factor is None else PreconditionedGradient(gradient, factor)
-    total = np.zeros(centre.position.size)
+    coordinates, total = Coordinates(factor), np.zeros(centre.position.size)
     for _ in range(N_PROBES):
-        position = near(centre, rng, (temperature or 1.0) ** 0.5)
-        if factor is not None:
-            position = target.from_theta(position)
-        total += target.noise_covariance(position.astype(gradient.dtype), rng)
+        position = coordinates.from_theta(near(centre, rng, (temperature or 1.0) ** 0.5))
+        position = position.astype(gradient.density.dtype)
+        total += noise_covariance(gradient, coordinates, position, rng)
     return np.nan_to_num(total / N_PROBES, nan=1e100, posinf=1e100)
 
 

@@ -139,20 +139,18 @@ def drawing(step, point):
     def block():
         state["point"], [stats] = step.step(state["point"])
         assert not stats["diverging"]
-        return step.n_steps
+        return step.settings["n_steps"]
 
     block()  # what a chain sets up
     return block
 
 
 def bare_gradient(step, point):
-    gradient, rng = step.meter.gradient, np.random.default_rng(1)
-    position = np.concatenate([np.ravel(point[name]) for name in step.var_names]).astype(float)
-    # Control variates evaluate the plain gradient twice.
-    plain = gradient if hasattr(gradient, "function") else gradient.gradient
-    function = plain.function
-    minibatches = [gradient.draw_minibatch(rng) for _ in range(200)]
-    others = itertools.cycle([calls(gradient, plain, position, rows) for rows in minibatches])
+    gradient = step.tuner.target(step.chain.tuning).gradient
+    rng, position = np.random.default_rng(1), step.unknowns.ravel(point)
+    function = gradient.density.function
+    minibatches = [gradient.order.probe(rng) for _ in range(200)]
+    others = itertools.cycle([calls(gradient, position, rows) for rows in minibatches])
 
     def block():
         for _ in range(10):
@@ -163,12 +161,13 @@ def bare_gradient(step, point):
     return block
 
 
-def calls(gradient, plain, position, minibatch):
-    """Arguments with which a gradient calls the compiled function of the plain one."""
-    function, recorded = plain.function, []
-    plain.function = lambda *args: recorded.append(args) or function(*args)
+def calls(gradient, position, minibatch):
+    """Arguments with which a gradient calls the compiled density: control variates do it twice."""
+    density = gradient.density
+    function, recorded = density.function, []
+    density.function = lambda *args: recorded.append(args) or function(*args)
     gradient(position, minibatch)
-    plain.function = function
+    density.function = function
     return recorded
 
 
@@ -416,7 +415,7 @@ def sampling_rate(model, step, point, n_chains, draws):
     begin = max(chain[0] for chain in times.values())
     end = min(chain[-1] for chain in times.values())
     count = sum(begin < when <= end for chain in times.values() for when in chain)
-    return count * step.n_steps / (end - begin)
+    return count * step.settings["n_steps"] / (end - begin)
 
 
 def loop_rate(loop, n_processes, seconds):

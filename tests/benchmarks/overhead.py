@@ -53,10 +53,11 @@ def microseconds(function, calls) -> float:
 
 def arguments(gradient, position, minibatch):
     """Record the arguments with which the gradient calls its compiled function."""
-    function, recorded = gradient.function, []
-    gradient.function = lambda *args: recorded.append(args) or function(*args)
+    density = gradient.density
+    function, recorded = density.function, []
+    density.function = lambda *args: recorded.append(args) or function(*args)
     gradient(position, minibatch)
-    gradient.function = function
+    density.function = function
     return recorded[0]
 
 
@@ -71,22 +72,22 @@ def measure(model, sampler, repeats, mode, **settings):
 
     for _ in range(300):  # from the start, where exp() is cheap, into the posterior
         draw()
-    gradient, rng = step.gradient, np.random.default_rng(1)
-    position = np.concatenate([np.ravel(state["point"][name]) for name in step.var_names])
-    calls = [arguments(gradient, position, gradient.draw_minibatch(rng)) for _ in range(2000)]
+    gradient, rng = step.tuner.gradient, np.random.default_rng(1)
+    position, function = step.unknowns.ravel(state["point"]), gradient.density.function
+    calls = [arguments(gradient, position, gradient.order.probe(rng)) for _ in range(2000)]
     others = itertools.cycle(calls)
 
     def bare():
-        gradient.function(*next(others))
+        function(*next(others))
 
     def same():
-        gradient.function(*calls[0])
+        function(*calls[0])
 
     times = {"gradient": [], "gradient_same_rows": [], "inner_step": []}
     for _ in range(repeats):
         times["gradient"].append(microseconds(bare, 2000))
         times["gradient_same_rows"].append(microseconds(same, 2000))
-        times["inner_step"].append(microseconds(draw, 200) / step.n_steps)
+        times["inner_step"].append(microseconds(draw, 200) / step.settings["n_steps"])
     result = {name: round(float(np.median(values)), 2) for name, values in times.items()}
     result["ratio"] = round(result["inner_step"] / result["gradient"], 3)
     return result

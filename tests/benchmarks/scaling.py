@@ -103,11 +103,11 @@ def measure(n_rows, settings, **sample):
     x = idata.posterior["beta"].transpose("chain", "draw", ...).values
     stats = idata.sample_stats
     cv = np.asarray(stats["control_variates"].values, dtype=float).mean()
-    evaluations = x.shape[0] * x.shape[1] * step.n_steps * step.gradient.groups[0].batch_size
-    evaluations *= 1 + cv
+    n_steps, [batch_size] = step.settings["n_steps"], step.tuner.gradient.data.batch_sizes
+    evaluations = x.shape[0] * x.shape[1] * n_steps * batch_size * (1 + cv)
     ess = over_unknowns(az.ess, x)
     parallel = min(CHAINS, sample["cores"])
-    inner_steps = CHAINS * (sample["draws"] + sample["tune"]) * step.n_steps
+    inner_steps = CHAINS * (sample["draws"] + sample["tune"]) * n_steps
     [temperature], [error] = configurational_temperature(idata)
     peak = [
         resource.getrusage(who).ru_maxrss

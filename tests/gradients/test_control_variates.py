@@ -13,11 +13,13 @@ import pytensor.tensor as pt
 import pytest
 
 from modes import FAST
+from targets import gradient_of, minibatch_of, on_rows
 
 from pymc_sghmc import SGHMC
-from pymc_sghmc.gradients import gradients
 from pymc_sghmc.gradients.control_variates import ControlVariates
-from pymc_sghmc.gradients.gradients import MinibatchGradient
+from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.noise import noise_covariance
+from pymc_sghmc.rows import data as data_of_rows
 
 N, D = 9, 2
 rng = np.random.default_rng(4)
@@ -66,9 +68,7 @@ def of_minibatches():
 
 
 def control_variates(model, batch_size=None, variables=None, centre=CENTRE, factor=FACTOR):
-    variables = model.continuous_value_vars if variables is None else variables
-    plain = MinibatchGradient(model, variables, batch_size, compile_kwargs=FAST)
-    cv = ControlVariates(plain)
+    cv = ControlVariates(gradient_of(model, batch_size, variables))
     cv.set_centre(centre, factor)
     return cv
 
@@ -76,14 +76,25 @@ def control_variates(model, batch_size=None, variables=None, centre=CENTRE, fact
 def minibatches_of_one(cv):
     """Every minibatch of one row of each group that isn't whole, and its probability."""
     rows = [
-        [(i, count / pool.size) for i, count in enumerate(counts)] if noisy else [(whole, 1.0)]
-        for noisy, (pool, counts), (_, _, whole) in zip(
-            cv.is_noisy, cv.anchor.pools, cv.gradient._draws, strict=True
-        )
+        [(i, count / pool.size) for i, count in enumerate(counts)]
+        if whole is None
+        else [(whole, 1.0)]
+        for pool, counts, whole in zip(cv.order.pools, cv.order.counts, cv.data.whole, strict=True)
     ]
     for drawn in itertools.product(*rows):
-        minibatch = tuple(np.atleast_1d(np.asarray(i, dtype=np.int64)) for i, _ in drawn)
-        yield minibatch, np.prod([p for _, p in drawn])
+        numbers = [np.atleast_1d(np.asarray(i, dtype=np.int64)) for i, _ in drawn]
+        yield minibatch_of(cv, *numbers), np.prod([p for _, p in drawn])
+
+
+def change_pools(cv, pools, counts):
+    """Draw the rows as often as the pools say, and weigh them by the counts."""
+    order = copy.copy(cv.order)
+    order.pools, order.counts = pools, counts
+    cv.anchor = cv.anchor._replace(order=order)
+
+
+def noise_of(cv, rng):
+    return noise_covariance(cv, Coordinates(), THETA, rng, full=True)
 
 
 def law(cv, position):
@@ -137,11 +148,10 @@ def test_mean_over_all_minibatches_is_exact_at_every_position_and_centre(case):
 def test_enumeration_sees_a_wrong_weight():
     # Negative control: rows drawn by leverage and weighted as if evenly are biased.
     cv = control_variates(regression(), 4)
-    pool, counts = cv.anchor.pools[0]
+    [pool], [counts] = cv.order.pools, cv.order.counts
     assert counts.max() > 2 * counts.min()
-    wrong = cv.anchor._replace(pools=[(pool, np.full(N, pool.size / N))])
     minibatches = list(minibatches_of_one(cv))
-    cv.anchor = wrong
+    change_pools(cv, [pool], [np.full(N, pool.size / N)])
     mean = np.sum([p * cv(THETA, minibatch)[1] for minibatch, p in minibatches], axis=0)
     assert np.abs(mean - exact(regression())(THETA)[1]).max() > 1
 
@@ -149,9 +159,11 @@ def test_enumeration_sees_a_wrong_weight():
 def test_mean_over_all_pairs_is_exact():
     model = regression(X[:3], Y[:3])
     cv = control_variates(model, 2)
-    pool = cv.anchor.pools[0][0]
+    [pool] = cv.order.pools
     assert 3 < pool.size < 16
-    pairs = [cv(THETA, (np.array(ij, dtype=int),)) for ij in itertools.product(pool, repeat=2)]
+    pairs = [
+        on_rows(cv, THETA, np.array(ij, dtype=int)) for ij in itertools.product(pool, repeat=2)
+    ]
     logp, grad = exact(model)(THETA)
     np.testing.assert_allclose(np.mean([pair[0] for pair in pairs]), logp, rtol=1e-10)
     np.testing.assert_allclose(np.mean([pair[1] for pair in pairs], axis=0), grad, rtol=1e-10)
@@ -182,10 +194,10 @@ def test_prior_has_no_noise():
 def test_rows_are_drawn_as_often_as_the_pool_says():
     cv = control_variates(two_groups(), {"y": 4, "counts": 2})
     generator = np.random.default_rng(11)
-    draws = [cv.draw_minibatch(generator) for _ in range(4000)]
+    draws, place = cv.order.draw(generator, None, 4000)
+    assert place is None  # each minibatch is drawn anew
     for k, (n_rows, n) in enumerate([(N, 4), (5, 2)]):
-        rows = np.stack([draw[k] for draw in draws])
-        pool, counts = cv.anchor.pools[k]
+        rows, pool, counts = draws.drawn[k], cv.order.pools[k], cv.order.counts[k]
         assert rows.shape == (4000, n)
         p = counts / pool.size
         np.testing.assert_allclose(p, np.bincount(pool, minlength=n_rows) / pool.size)
@@ -204,7 +216,7 @@ def test_pools_follow_the_curvature_that_each_row_brings():
         b = pm.Normal("b")
         pm.Normal("y", pm.Data("x", x) * b, 1, observed=np.ones(50))
     cv = control_variates(model, 5, None, np.array([0.2]), np.array([[0.1]]))
-    [(pool, counts)] = cv.anchor.pools
+    [pool], [counts] = cv.order.pools, cv.order.counts
     np.testing.assert_array_equal(counts, 1 + np.floor(3 * x**2 / np.mean(x**2)))
     assert 3 * 50 < pool.size <= 4 * 50
 
@@ -223,10 +235,10 @@ def test_an_outlier_of_leverage_makes_far_less_noise_than_with_uniform_rows():
     factor[2, 2] = (2 * n_rows) ** -0.5
     centre = np.array([1.0, -1.0, 0.0])
     cv = control_variates(regression(x, y), 10, None, centre, factor)
-    by_leverage = cv.anchor
-    uniform = by_leverage._replace(pools=[(np.arange(n_rows), np.ones(n_rows, dtype=int))])
+    uniform = [np.arange(n_rows)], [np.ones(n_rows, dtype=int)]
     top = []
-    for cv.anchor in (by_leverage, uniform):
+    for pools, counts in ((cv.order.pools, cv.order.counts), uniform):
+        change_pools(cv, pools, counts)
         z = np.sqrt(3) * np.vstack([np.eye(3), -np.eye(3)])  # has the posterior's covariance
         V = np.mean([law(cv, centre + factor @ row)[2] for row in z], axis=0)
         top.append(np.linalg.eigvalsh(factor.T @ V @ factor)[-1])
@@ -235,12 +247,12 @@ def test_an_outlier_of_leverage_makes_far_less_noise_than_with_uniform_rows():
 
 def test_minibatch_is_a_token_and_follows_the_generator_alone():
     cv = control_variates(regression(), 4)
-    first, again, other = (cv.draw_minibatch(np.random.default_rng(s))[0] for s in (1, 1, 2))
-    np.testing.assert_array_equal(first, again)
-    assert (first != other).any()
-    one = cv(THETA, (first,))
-    cv(THETA + 1, (other,))
-    two = cv(THETA, (first,))
+    first, again, other = (cv.order.probe(np.random.default_rng(s)) for s in (1, 1, 2))
+    np.testing.assert_array_equal(first.rows, again.rows)
+    assert (first.rows[0] != other.rows[0]).any()
+    one = cv(THETA, first)
+    cv(THETA + 1, other)
+    two = cv(THETA, first)
     assert one[0] == two[0]
     np.testing.assert_array_equal(one[1], two[1])
 
@@ -251,17 +263,17 @@ def test_minibatch_is_a_token_and_follows_the_generator_alone():
 def test_copies_are_the_same(duplicate):
     cv = control_variates(two_groups(), {"y": 4, "counts": 2})
     other = duplicate(cv)
-    minibatch = cv.draw_minibatch(np.random.default_rng(1))
-    for mine, theirs in zip(minibatch, other.draw_minibatch(np.random.default_rng(1)), strict=True):
+    one, two = (each.order.probe(np.random.default_rng(1)) for each in (cv, other))
+    for mine, theirs in zip(one.rows, two.rows, strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    np.testing.assert_array_equal(cv(THETA, minibatch)[1], other(THETA, minibatch)[1])
+    np.testing.assert_array_equal(cv(THETA, one)[1], other(THETA, two)[1])
 
 
 def test_float32_stays_float32():
     with pytensor.config.change_flags(floatX="float32"):
         cv = control_variates(regression(X.astype("f4"), Y.astype("f4")), 4)
         theta = THETA.astype("f4")
-        logp, grad = cv(theta, cv.draw_minibatch(np.random.default_rng(0)))
+        logp, grad = cv(theta, cv.order.probe(np.random.default_rng(0)))
         assert logp.dtype == grad.dtype == np.float32
         mean = law(cv, theta)[1]
     np.testing.assert_allclose(mean, exact(regression())(THETA)[1], rtol=1e-4)
@@ -273,10 +285,9 @@ def test_float32_stays_float32():
 def test_noise_covariance_has_the_exact_mean():
     # Over all minibatches of two rows of the pool; one row makes a micro-batch.
     cv = control_variates(regression(X[:3], Y[:3]), 2)
-    size = cv.anchor.pools[0][0].size
+    [pool] = cv.order.pools
     estimates = [
-        cv.noise_covariance(THETA, Scripted(pair), full=True)
-        for pair in itertools.product(range(size), repeat=2)
+        noise_of(cv, Scripted(pair)) for pair in itertools.product(range(pool.size), repeat=2)
     ]
     np.testing.assert_allclose(np.mean(estimates, axis=0), law(cv, THETA)[2] / 2, rtol=1e-9)
 
@@ -285,13 +296,13 @@ def test_noise_covariance_of_two_groups_has_the_exact_mean():
     cv = control_variates(two_groups(), {"y": 2, "counts": 2})
     expected = law(cv, THETA)[2] / 2
     total = 0.0
-    for k, (pool, counts) in enumerate(cv.anchor.pools):
+    for k, (pool, counts) in enumerate(zip(cv.order.pools, cv.order.counts, strict=True)):
         first = np.searchsorted(pool, np.arange(counts.size))  # a place of each row in the pool
         p = counts / pool.size
         for i, j in itertools.product(range(counts.size), repeat=2):
             pair = (first[i], first[j])
             draws = (pair, (0, 0)) if k == 0 else ((0, 0), pair)  # one row twice shows no noise
-            total += p[i] * p[j] * cv.noise_covariance(THETA, Scripted(*draws), full=True)
+            total += p[i] * p[j] * noise_of(cv, Scripted(*draws))
     np.testing.assert_allclose(total, expected, rtol=1e-9, atol=1e-12)
 
 
@@ -303,8 +314,8 @@ class Scripted:
 
     def integers(self, n_rows, size):
         draw = np.array(next(self.draws))
-        assert draw.shape == (size,) and (draw < n_rows).all()
-        return draw
+        assert size == (1, len(draw)) and (draw < n_rows).all()
+        return draw[None]
 
 
 # --- The pass over all rows
@@ -324,47 +335,48 @@ def large():
 
 def test_pass_in_chunks_equals_one_pass(large, monkeypatch):
     cv = control_variates(large, {"y": 100, "counts": 50})
-    plain, sizes = cv.gradient, []
-    whole, whole_pools = plain.likelihood(THETA), cv.anchor.pools
+    passes, sizes = cv.passes, []
+    whole, before = passes.likelihood(THETA), cv.order
     subset = (np.arange(0, 2500, 2), np.arange(1100))
-    part = plain.likelihood(THETA, subset)
-    monkeypatch.setattr(gradients, "CHUNK_BYTES", 1)
-    plain.load_data()
-    function = plain.function
+    part = passes.likelihood(THETA, subset)
+    monkeypatch.setattr(data_of_rows, "CHUNK_BYTES", 1)
+    cv.data.reload()
+    function = cv.density.function
 
     def spy(*inputs):
         sizes.extend(rows.size for rows in inputs[4:6])  # position, 3 weights, rows of 2 groups
         return function(*inputs)
 
-    monkeypatch.setattr(plain, "function", spy)
+    monkeypatch.setattr(cv.density, "function", spy)
     for expected, rows, lengths in (
         (whole, None, [1000, 1000, 500, 1000, 200]),
         (part, subset, [1000, 250, 1000, 100]),
     ):
         sizes.clear()
-        logp, grad = plain.likelihood(THETA, rows)
+        logp, grad = passes.likelihood(THETA, rows)
         np.testing.assert_allclose(logp, expected[0], rtol=1e-12)
         np.testing.assert_allclose(grad, expected[1], rtol=1e-10)
         assert sorted(size for size in sizes if size > 1) == sorted(lengths)
     cv.set_centre(CENTRE, FACTOR)
-    for (pool, counts), (pool_2, counts_2) in zip(whole_pools, cv.anchor.pools, strict=True):
-        np.testing.assert_array_equal(counts, counts_2)
-        np.testing.assert_array_equal(pool, pool_2)
+    assert cv.order is not before
+    for old, new in ((before.counts, cv.order.counts), (before.pools, cv.order.pools)):
+        for one, two in zip(old, new, strict=True):
+            np.testing.assert_array_equal(one, two)
 
 
 def test_pass_over_all_rows_equals_the_model(large):
-    plain = control_variates(large, {"y": 100, "counts": 50}).gradient
-    logp, grad = plain.log_density(THETA)
+    passes = gradient_of(large, {"y": 100, "counts": 50}).passes
+    logp, grad = passes.log_density(THETA)
     expected = exact(large)(THETA)
     np.testing.assert_allclose(logp, expected[0], rtol=1e-12)
     np.testing.assert_allclose(grad, expected[1], rtol=1e-10)
 
 
 def test_subset_is_scaled_to_all_rows(large):
-    plain = control_variates(large, {"y": 100, "counts": 50}).gradient
+    passes = gradient_of(large, {"y": 100, "counts": 50}).passes
     halves = [(np.arange(k, 2500, 2), np.arange(k, 1200, 2)) for k in (0, 1)]
-    mean = np.mean([plain.likelihood(THETA, half)[1] for half in halves], axis=0)
-    np.testing.assert_allclose(mean, plain.likelihood(THETA)[1], rtol=1e-10)
+    mean = np.mean([passes.likelihood(THETA, half)[1] for half in halves], axis=0)
+    np.testing.assert_allclose(mean, passes.likelihood(THETA)[1], rtol=1e-10)
 
 
 def test_passes_use_bounded_memory(monkeypatch):
@@ -372,11 +384,11 @@ def test_passes_use_bounded_memory(monkeypatch):
     with pm.Model() as model:
         b = pm.Normal("b", 0, 1, shape=50)
         pm.Normal("y", pm.Data("x", x) @ b, 1, observed=x[:, 0])
-    cv = ControlVariates(MinibatchGradient(model, model.value_vars, 10, compile_kwargs=FAST))
+    cv = ControlVariates(gradient_of(model, 10))
     peaks = []
     for size in (2**20, 2**30):
-        monkeypatch.setattr(gradients, "CHUNK_BYTES", size)
-        cv.gradient.load_data()
+        monkeypatch.setattr(data_of_rows, "CHUNK_BYTES", size)
+        cv.data.reload()
         tracemalloc.start()
         cv.set_centre(np.zeros(50), np.full(50, 0.1))
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -394,7 +406,7 @@ def test_mean_stays_exact_when_unknowns_of_other_steps_change():
     b, sigma = model.value_vars
     cv = control_variates(model, 4, [b], CENTRE[:D], FACTOR[:D, :D])
     for value in (1.2, -0.9):
-        cv.gradient.condition_on({"b": THETA[:D], sigma.name: value})
+        cv.density.condition_on({"b": THETA[:D], sigma.name: value})
         logp, expected = exact(model)(np.append(THETA[:D], value))
         assert np.abs(law(cv, THETA[:D])[1] - expected[:D]).max() > 0.1  # of the old unknowns
         cv.move_anchor()
@@ -420,7 +432,9 @@ def test_step_moves_the_anchor_with_the_unknowns_of_other_steps():
         point, [stats] = step.step(point | {"sigma_log__": np.array(value)})
         assert stats["control_variates"]
         expected = exact(model)(np.append(THETA[:D], value))[1][:D]
-        np.testing.assert_allclose(law(step.control_variates, THETA[:D])[1], expected, rtol=1e-10)
+        np.testing.assert_allclose(
+            law(step.tuner.control_variates, THETA[:D])[1], expected, rtol=1e-10
+        )
 
 
 @pytest.mark.parametrize("n_rows", [N, 14])
@@ -433,8 +447,8 @@ def test_set_data_is_seen_by_the_next_chain(n_rows):
     pm.set_data({"x": x, "y_data": y}, model=model)
     step.begin_chain(np.random.default_rng(0))
     step.step(model.initial_point())
-    assert step.control_variates.anchor.pools[0][1].size == n_rows
-    logp, grad, _ = law(step.control_variates, THETA)
+    assert step.tuner.control_variates.order.counts[0].size == n_rows
+    logp, grad, _ = law(step.tuner.control_variates, THETA)
     expected = exact(model)(THETA)
     np.testing.assert_allclose(logp, expected[0], rtol=1e-10)
     np.testing.assert_allclose(grad, expected[1], rtol=1e-10)

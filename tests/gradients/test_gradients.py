@@ -9,9 +9,11 @@ import pytensor.tensor as pt
 import pytest
 
 from modes import FAST
+from targets import gradient_of, minibatch_of, on_rows
 
-from pymc_sghmc.gradients.coordinates import PreconditionedGradient, preconditioner_factor
-from pymc_sghmc.gradients.gradients import MinibatchGradient
+from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
+from pymc_sghmc.gradients.noise import noise_covariance
+from pymc_sghmc.gradients.target import Target
 
 N, D = 9, 2
 rng = np.random.default_rng(4)
@@ -38,9 +40,8 @@ def two_groups():
     return model
 
 
-def gradient_of(model, batch_size=None, variables=None, **kwargs):
-    variables = model.continuous_value_vars if variables is None else variables
-    return MinibatchGradient(model, variables, batch_size, compile_kwargs=FAST, **kwargs)
+def noise_of(gradient, rng, full=False):
+    return noise_covariance(gradient, Coordinates(), THETA, rng, full)
 
 
 def exact(model):
@@ -80,7 +81,7 @@ def exact_noise(rows, n):
 def test_gradient_scales_the_likelihood_and_leaves_the_prior():
     gradient = gradient_of(regression(), 4)
     idx = np.array([7, 2, 2, 5])
-    _, grad = gradient(THETA, (idx,))
+    _, grad = on_rows(gradient, THETA, idx)
     likelihood = rows_of_regression(THETA)[idx].sum(axis=0)
     np.testing.assert_allclose(grad, prior_of_regression(THETA) + N / 4 * likelihood, rtol=1e-12)
 
@@ -91,7 +92,7 @@ def test_prior_has_no_noise():
         pm.StudentT("alone", nu=4, mu=1.0, sigma=2.0)
     gradient = gradient_of(model, 2)
     position = np.append(THETA, -0.7)
-    grads = [gradient(position, (rng.integers(N, size=2),))[1][-1] for _ in range(5)]
+    grads = [on_rows(gradient, position, rng.integers(N, size=2))[1][-1] for _ in range(5)]
     z = (-0.7 - 1.0) / 2
     np.testing.assert_allclose(grads, -5 / 4 * z / 2 / (1 + z**2 / 4), rtol=1e-12)
 
@@ -99,7 +100,9 @@ def test_prior_has_no_noise():
 def test_mean_over_all_minibatches_is_exact():
     model = regression(X[:3], Y[:3])
     gradient = gradient_of(model, 2)
-    minibatches = [(np.array(idx),) for idx in itertools.product(range(3), repeat=2)]
+    minibatches = [
+        minibatch_of(gradient, np.array(idx)) for idx in itertools.product(range(3), repeat=2)
+    ]
     results = [gradient(THETA, minibatch) for minibatch in minibatches]
     logp, grad = exact(model)(THETA)
     np.testing.assert_allclose(np.mean([r[0] for r in results]), logp, rtol=1e-12)
@@ -111,7 +114,7 @@ def test_mean_over_all_minibatches_of_two_groups_is_exact():
     model = two_groups()
     gradient = gradient_of(model, {"y": 1, "counts": 2})
     minibatches = [
-        (np.array([i]), np.array(jk))
+        minibatch_of(gradient, np.array([i]), np.array(jk))
         for i in range(N)
         for jk in itertools.product(range(5), repeat=2)
     ]
@@ -124,7 +127,7 @@ def test_mean_over_all_minibatches_of_two_groups_is_exact():
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_gradient_is_that_of_its_own_logp(batch_size):
     gradient = gradient_of(regression(), batch_size)
-    minibatch = gradient.draw_minibatch(np.random.default_rng(0))
+    minibatch = gradient.order.probe(np.random.default_rng(0))
     _, grad = gradient(THETA, minibatch)
     h = 1e-5
     differences = [
@@ -140,7 +143,7 @@ def test_full_batch_is_exact(batch_size):
     gradient = gradient_of(model, batch_size)
     assert gradient.is_exact
     logp, grad = exact(model)(THETA)
-    minibatch = gradient.draw_minibatch(np.random.default_rng(0))
+    minibatch = gradient.order.probe(np.random.default_rng(0))
     np.testing.assert_allclose(gradient(THETA, minibatch)[0], logp, rtol=1e-12)
     np.testing.assert_allclose(gradient(THETA, minibatch)[1], grad, rtol=1e-12)
 
@@ -151,9 +154,10 @@ def test_full_batch_is_exact(batch_size):
 def test_minibatches_are_drawn_uniformly_with_replacement():
     gradient = gradient_of(two_groups(), {"y": 4, "counts": 2})
     generator = np.random.default_rng(11)
-    draws = [gradient.draw_minibatch(generator) for _ in range(4000)]
+    draws, place = gradient.order.draw(generator, None, 4000)
+    assert place is None  # each minibatch is drawn anew
     for k, (n_rows, n) in enumerate([(N, 4), (5, 2)]):
-        idx = np.stack([draw[k] for draw in draws])
+        idx = draws.drawn[k]
         assert idx.shape == (4000, n)
         counts = np.bincount(idx.ravel(), minlength=n_rows)
         expected = idx.size / n_rows
@@ -167,7 +171,7 @@ def test_minibatches_are_drawn_uniformly_with_replacement():
 def test_minibatches_follow_the_generator_alone():
     gradient = gradient_of(regression(), 4)
     first, again, other = (
-        gradient.draw_minibatch(np.random.default_rng(seed))[0] for seed in (1, 1, 2)
+        gradient.order.probe(np.random.default_rng(seed)).rows[0] for seed in (1, 1, 2)
     )
     assert (first == again).all()
     assert (first != other).any()
@@ -176,7 +180,7 @@ def test_minibatches_follow_the_generator_alone():
 def test_minibatch_is_the_same_at_two_positions():
     # On one minibatch, differences are exact: the token fixes the rows.
     gradient = gradient_of(regression(), 4)
-    minibatch = gradient.draw_minibatch(np.random.default_rng(1))
+    minibatch = gradient.order.probe(np.random.default_rng(1))
     gradient(THETA + 1, minibatch)
     first, second = (gradient(THETA, minibatch)[1] for _ in range(2))
     np.testing.assert_array_equal(first, second)
@@ -189,7 +193,7 @@ def test_pm_minibatch_draws_from_our_generator():
     gradient = gradient_of(model)
     mu = np.array([0.2])
     for idx in (np.array([0, 1, 2, 3]), np.array([8, 8, 8, 8])):
-        _, grad = gradient(mu, (idx,))
+        _, grad = on_rows(gradient, mu, idx)
         np.testing.assert_allclose(grad, -mu + N / 4 * (Y[idx] - mu).sum(), rtol=1e-12)
 
 
@@ -197,30 +201,30 @@ def test_pm_minibatch_draws_from_our_generator():
 
 
 @pytest.mark.parametrize("n_rows", [N, 14])
-def test_set_data_is_seen_after_load_data(n_rows):
+def test_set_data_is_seen_after_reload(n_rows):
     model = regression()
     gradient = gradient_of(model, 4)
     generator = np.random.default_rng(8)
     x, y = generator.normal(size=(n_rows, D)), generator.normal(size=n_rows)
     pm.set_data({"x": x, "y_data": y}, model=model)
-    gradient.load_data()
-    assert gradient.n_rows == [n_rows]
+    gradient.data.reload()
+    assert gradient.data.n_rows == [n_rows]
     logp, grad = exact(model)(THETA)
-    results = [gradient(THETA, (np.array([i]),)) for i in range(n_rows)]
+    results = [on_rows(gradient, THETA, np.array([i])) for i in range(n_rows)]
     np.testing.assert_allclose(np.mean([r[0] for r in results]), logp, rtol=1e-12)
     np.testing.assert_allclose(np.mean([r[1] for r in results], axis=0), grad, rtol=1e-12)
-    draws = [gradient.draw_minibatch(generator)[0].max() for _ in range(200)]
+    draws = [gradient.order.probe(generator).rows[0].max() for _ in range(200)]
     assert max(draws) == n_rows - 1
 
 
-def test_set_data_of_pm_minibatch_is_seen_after_load_data():
+def test_set_data_of_pm_minibatch_is_seen_after_reload():
     with pm.Model() as model:
         y = pm.Minibatch(pm.Data("y_data", Y), batch_size=4)
         pm.Normal("y", pm.Normal("mu"), 1, observed=y, total_size=N)
     gradient = gradient_of(model)
     pm.set_data({"y_data": Y[::-1] * 2}, model=model)
-    gradient.load_data()
-    _, grad = gradient(np.zeros(1), (np.array([0]),))
+    gradient.data.reload()
+    _, grad = on_rows(gradient, np.zeros(1), np.array([0]))
     np.testing.assert_allclose(grad, N * 2 * Y[-1], rtol=1e-12)
 
 
@@ -228,7 +232,7 @@ def test_full_batch_becomes_a_minibatch_of_more_data():
     model = regression()
     gradient = gradient_of(model, N)
     pm.set_data({"x": np.r_[X, X], "y_data": np.r_[Y, Y]}, model=model)
-    gradient.load_data()
+    gradient.data.reload()
     assert not gradient.is_exact
 
 
@@ -237,7 +241,7 @@ def test_fewer_rows_than_the_batch_are_refused():
     gradient = gradient_of(model, 4)
     pm.set_data({"x": X[:3], "y_data": Y[:3]}, model=model)
     with pytest.raises(ValueError, match=r"batch_size=4: more than the 3 rows that y has now"):
-        gradient.load_data()
+        gradient.data.reload()
 
 
 def test_arrays_of_different_length_after_set_data_are_refused():
@@ -245,14 +249,14 @@ def test_arrays_of_different_length_after_set_data_are_refused():
     gradient = gradient_of(model, 4)
     pm.set_data({"x": X[:6]}, model=model)
     with pytest.raises(ValueError, match=r"\[6, 9\] rows.*pm.set_data.*the same number"):
-        gradient.load_data()
+        gradient.data.reload()
 
 
 def test_data_are_not_copied():
     model = regression()
     gradient = gradient_of(model, 4)
     x = model["x"].get_value(borrow=True)
-    assert any(array is x for array in gradient.arrays)
+    assert any(array is x for array in gradient.data.arrays)
 
 
 def test_pickled_gradient_is_the_same_and_holds_the_data_of_now():
@@ -260,9 +264,9 @@ def test_pickled_gradient_is_the_same_and_holds_the_data_of_now():
     gradient = gradient_of(model, 4)
     pm.set_data({"x": 2 * X, "y_data": Y}, model=model)
     copy = pickle.loads(pickle.dumps(gradient))
-    minibatch = copy.draw_minibatch(np.random.default_rng(3))
+    minibatch = copy.order.probe(np.random.default_rng(3))
     _, grad = copy(THETA, minibatch)
-    likelihood = rows_of_regression(THETA, 2 * X)[minibatch[0]].sum(axis=0)
+    likelihood = rows_of_regression(THETA, 2 * X)[minibatch.rows[0]].sum(axis=0)
     np.testing.assert_allclose(grad, prior_of_regression(THETA) + N / 4 * likelihood, rtol=1e-12)
 
 
@@ -278,19 +282,19 @@ def test_gradients_of_some_unknowns_condition_on_the_rest():
     idx = np.array([0, 3, 3, 8])
     # Before: the rest lies at the initial point.
     start = model.initial_point()
-    _, grad = of_b(THETA[:D], (idx,))
-    expected = whole(np.append(THETA[:D], start["sigma_log__"]), (idx,))[1]
+    _, grad = on_rows(of_b, THETA[:D], idx)
+    expected = on_rows(whole, np.append(THETA[:D], start["sigma_log__"]), idx)[1]
     np.testing.assert_allclose(grad, expected[:D], rtol=1e-12)
 
-    of_b.condition_on(values)
-    of_sigma.condition_on(values)
-    logp, grad = whole(THETA, (idx,))
-    np.testing.assert_allclose(of_b(THETA[:D], (idx,))[1], grad[:D], rtol=1e-12)
-    np.testing.assert_allclose(of_sigma(THETA[D:], (idx,))[1], grad[D:], rtol=1e-12)
-    np.testing.assert_allclose(of_b(THETA[:D], (idx,))[0], logp, rtol=1e-12)
+    of_b.density.condition_on(values)
+    of_sigma.density.condition_on(values)
+    logp, grad = on_rows(whole, THETA, idx)
+    np.testing.assert_allclose(on_rows(of_b, THETA[:D], idx)[1], grad[:D], rtol=1e-12)
+    np.testing.assert_allclose(on_rows(of_sigma, THETA[D:], idx)[1], grad[D:], rtol=1e-12)
+    np.testing.assert_allclose(on_rows(of_b, THETA[:D], idx)[0], logp, rtol=1e-12)
     # Data that come later leave the condition.
-    of_b.load_data()
-    np.testing.assert_allclose(of_b(THETA[:D], (idx,))[1], grad[:D], rtol=1e-12)
+    of_b.data.reload()
+    np.testing.assert_allclose(on_rows(of_b, THETA[:D], idx)[1], grad[:D], rtol=1e-12)
 
 
 def test_discrete_unknown_is_conditioned_on():
@@ -298,8 +302,8 @@ def test_discrete_unknown_is_conditioned_on():
         k = pm.Poisson("k", 2.0)
         pm.Normal("y", pm.Normal("mu") + k, 1, observed=Y)
     gradient = gradient_of(model, 4)
-    gradient.condition_on({"k": 5, "mu": 0.0})
-    _, grad = gradient(np.array([0.5]), (np.array([1, 2]),))
+    gradient.density.condition_on({"k": 5, "mu": 0.0})
+    _, grad = on_rows(gradient, np.array([0.5]), np.array([1, 2]))
     np.testing.assert_allclose(grad, -0.5 + N / 2 * (Y[[1, 2]] - 5.5).sum(), rtol=1e-12)
 
 
@@ -307,7 +311,7 @@ def test_variables_may_come_in_another_order():
     model = regression()
     gradient = gradient_of(model, 4, model.value_vars[::-1])
     idx = np.array([0, 3, 3, 8])
-    _, grad = gradient(np.roll(THETA, 1), (idx,))
+    _, grad = on_rows(gradient, np.roll(THETA, 1), idx)
     expected = prior_of_regression(THETA) + N / 4 * rows_of_regression(THETA)[idx].sum(axis=0)
     np.testing.assert_allclose(np.roll(grad, -1), expected, rtol=1e-12)
 
@@ -319,7 +323,8 @@ def test_noise_of_the_gradient_is_that_of_its_rows():
     # All N^n minibatches: the covariance that the estimate below must have for its mean.
     model = regression(X[:3], Y[:3])
     gradient = gradient_of(model, 2)
-    grads = [gradient(THETA, (np.array(idx),))[1] for idx in itertools.product(range(3), repeat=2)]
+    pairs = map(np.array, itertools.product(range(3), repeat=2))
+    grads = [on_rows(gradient, THETA, pair)[1] for pair in pairs]
     rows = rows_of_regression(THETA, X[:3], Y[:3])
     np.testing.assert_allclose(np.cov(np.transpose(grads), bias=True), exact_noise(rows, 2))
 
@@ -332,15 +337,15 @@ class Scripted:
 
     def integers(self, n_rows, size):
         draw = np.array(next(self.draws))
-        assert draw.shape == (size,)
-        return draw
+        assert size == (1, len(draw))
+        return draw[None]
 
 
 def test_noise_covariance_has_the_exact_mean():
     # Over all minibatches of 2 out of 3 rows; one row makes a micro-batch.
     gradient = gradient_of(regression(X[:3], Y[:3]), 2)
     estimates = [
-        gradient.noise_covariance(THETA, Scripted(idx), full=True)
+        noise_of(gradient, Scripted(idx), full=True)
         for idx in itertools.product(range(3), repeat=2)
     ]
     rows = rows_of_regression(THETA, X[:3], Y[:3])
@@ -353,7 +358,7 @@ def test_noise_covariance_of_two_groups_has_the_exact_mean():
     first = [([0, 0], pair) for pair in itertools.product(range(5), repeat=2)]
     second = [(pair, [0, 0]) for pair in itertools.product(range(N), repeat=2)]
     estimates = [
-        np.mean([gradient.noise_covariance(THETA, Scripted(*draw), full=True) for draw in draws], 0)
+        np.mean([noise_of(gradient, Scripted(*draw), full=True) for draw in draws], 0)
         for draws in (first, second)
     ]
     expected = sum(exact_noise(rows, 2) for rows in rows_of_two_groups(THETA))
@@ -365,7 +370,7 @@ def test_noise_covariance_of_larger_microbatches_is_unbiased():
     generator = np.random.default_rng(5)
     x, y = generator.normal(size=(70, D)), generator.normal(size=70)
     gradient = gradient_of(regression(x, y), 60)
-    estimates = np.array([gradient.noise_covariance(THETA, generator) for _ in range(700)])
+    estimates = np.array([noise_of(gradient, generator) for _ in range(700)])
     expected = np.diag(exact_noise(rows_of_regression(THETA, x, y), 60))
     error = estimates.std(axis=0) / np.sqrt(len(estimates))
     assert (abs(estimates.mean(axis=0) - expected) < 4.5 * error).all()
@@ -374,8 +379,8 @@ def test_noise_covariance_of_larger_microbatches_is_unbiased():
 
 def test_noise_covariance_diagonal_agrees_with_full():
     gradient = gradient_of(two_groups(), {"y": 6, "counts": 4})
-    diagonal = gradient.noise_covariance(THETA, np.random.default_rng(2))
-    full = gradient.noise_covariance(THETA, np.random.default_rng(2), full=True)
+    diagonal = noise_of(gradient, np.random.default_rng(2))
+    full = noise_of(gradient, np.random.default_rng(2), full=True)
     assert diagonal.shape == (3,) and full.shape == (3, 3)
     np.testing.assert_allclose(diagonal, np.diag(full), rtol=1e-12)
     np.testing.assert_allclose(full, full.T, rtol=1e-12)
@@ -383,13 +388,13 @@ def test_noise_covariance_diagonal_agrees_with_full():
 
 def test_noise_covariance_is_zero_at_full_batch():
     gradient = gradient_of(regression(), N)
-    assert (gradient.noise_covariance(THETA, np.random.default_rng(0)) == 0).all()
+    assert (noise_of(gradient, np.random.default_rng(0)) == 0).all()
 
 
 def test_noise_covariance_leaves_out_a_group_at_full_batch():
     gradient = gradient_of(two_groups(), {"y": N, "counts": 2})
     different = [COUNTS.argmin(), COUNTS.argmax()]
-    full = gradient.noise_covariance(THETA, Scripted(different), full=True)
+    full = noise_of(gradient, Scripted(different), full=True)
     assert (full[1:] == 0).all() and full[0, 0] > 0
 
 
@@ -404,8 +409,8 @@ def test_preconditioned_gradient_is_the_chain_rule(dense):
     L = preconditioner_factor(M_inverse, 3)
     matrix = L if dense else np.diag(L)
     np.testing.assert_allclose(matrix @ matrix.T, M_inverse if dense else np.diag(M_inverse))
-    scaled = PreconditionedGradient(gradient, L)
-    minibatch = scaled.draw_minibatch(np.random.default_rng(1))
+    scaled = Target(gradient, Coordinates(L))
+    minibatch = gradient.order.probe(np.random.default_rng(1))
     logp, grad = scaled(np.linalg.solve(matrix, THETA), minibatch)
     np.testing.assert_allclose(logp, gradient(THETA, minibatch)[0], rtol=1e-12)
     np.testing.assert_allclose(grad, matrix.T @ gradient(THETA, minibatch)[1], rtol=1e-10)
@@ -431,10 +436,8 @@ def test_other_unknowns_are_copied_from_the_point():
     with pm.Model() as model:
         mu, nu = pm.Normal("mu"), pm.Normal("nu", shape=2)
         pm.Normal("y", mu + nu.sum(), 1, observed=np.arange(5.0))
-    gradient = MinibatchGradient(
-        model, [model.rvs_to_values[mu]], 2, compile_kwargs={"mode": "FAST_COMPILE"}
-    )
+    gradient = gradient_of(model, 2, [model.rvs_to_values[mu]])
     point = {"mu": np.zeros(()), "nu": np.zeros(2)}
-    gradient.condition_on(point)
+    gradient.density.condition_on(point)
     point["nu"][...] = 1.0
-    assert not gradient.given[0].any()
+    assert not gradient.density.given[0].any()

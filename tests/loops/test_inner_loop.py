@@ -4,6 +4,7 @@ import importlib.util
 import pickle
 
 from copy import deepcopy
+from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
@@ -13,15 +14,18 @@ from modes import FAST
 from scipy import stats
 from stationary import PRECONDITIONERS, Script
 from table import SAMPLERS, PaperSGHMC, PaperSGLD
+from targets import gradient_of, start_of
 
-from pymc_sghmc import SGHMC, SGLD, schedules
+from pymc_sghmc import SGHMC, SGLD, SGNHT, schedules
 from pymc_sghmc.gradients.control_variates import ControlVariates
-from pymc_sghmc.gradients.coordinates import PreconditionedGradient, preconditioner_factor
-from pymc_sghmc.gradients.gradients import MinibatchGradient
-from pymc_sghmc.gradients.thermometer import Thermometer
+from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
+from pymc_sghmc.gradients.noise import noise_covariance
+from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.loops import inner_loop
 from pymc_sghmc.loops import normals as noise
 from pymc_sghmc.loops.inner_loop import InnerLoop, Replay
+from pymc_sghmc.samplers import sghmc
+from pymc_sghmc.step.step import StochasticGradientStep
 
 NEEDS_JAX = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs JAX")
 BACKENDS = ["FAST_COMPILE", "NUMBA", pytest.param("JAX", marks=NEEDS_JAX)]
@@ -43,62 +47,74 @@ def logistic(dtype="float64"):
     return model
 
 
-def gradient_of(model, kind, mode):
+def gradient_by(model, kind, mode):
     if mode == "NUMBA":  # of the loop's function alone: the gradient itself is called by hand
         mode = "FAST_COMPILE"
-    gradient = MinibatchGradient(model, model.value_vars, 20, compile_kwargs={"mode": mode})
+    gradient = gradient_of(model, 20, compile_kwargs={"mode": mode})
     if kind == "plain":
         return gradient
     control_variates = ControlVariates(gradient)
-    control_variates.set_centre(np.array([0.9, -0.4, 0.1], gradient.dtype), 0.2 * np.ones(3))
+    centre = np.array([0.9, -0.4, 0.1], gradient.density.dtype)
+    control_variates.set_centre(centre, 0.2 * np.ones(3))
     return control_variates
 
 
-def by_hand(sampler, gradient, factor, state, settings, centre, seed, k, made=None):
-    """The same steps by the sampler's ``update``, one after another in Python."""
+def target_of(gradient, factor=None, centre=(0.0, 0.0, 0.0)):
+    """Target at the beginning of a draw of a new chain."""
+    target = Target(gradient, Coordinates(factor))
+    target.begin_draw(SimpleNamespace(place=None), np.array(centre))
+    return target
+
+
+def by_hand(update, target, state, settings, seed, k, made=None, n_normals=1):
+    """The same steps by ``update``, one after another in Python: state, and the sum of |v|²."""
     rng = np.random.default_rng(seed)
-    rows = gradient.draw_minibatches(rng, k)
-    normals = noise.standard_normals(rng, (k, state.position.size), gradient.dtype)
-    meter = Thermometer(gradient)
-    meter.begin_draw(centre)
-    target = meter if factor is None else PreconditionedGradient(meter, factor)
+    minibatches = target.draw_minibatches(rng, k)
+    size = n_normals * state.position.size
+    normals = noise.standard_normals(rng, (k, size), state.position.dtype)
     kinetic = 0.0
     settings = dict(settings)
     eta = settings.pop("learning_rate")
     for t in range(k if made is None else made):
-        step = Replay(target, gradient.minibatch([r[t] for r in rows]), normals[t])
-        state, _ = sampler.update(state, step, eta, step, **settings)
+        step = Replay(target, minibatches.one(t), normals[t])
+        state, _ = update(state, step, eta, step, **settings)
         if len(state) > 1:
             kinetic += float(state.momentum @ state.momentum)
-    return state, (meter.virial, meter.square_norm, kinetic)
+    return state, kinetic
 
 
 def settings_of(sampler, noise_estimate=0.02):
-    further = {"friction": 0.3, "noise_estimate": noise_estimate} if sampler.has_momentum else {}
-    return {"learning_rate": 0.004, "temperature": 0.7, **further}
+    settings = {"learning_rate": 0.004, "temperature": 0.7}
+    if sampler.rule.has_friction:
+        settings["friction"] = 0.3
+    if sampler.rule.has_noise_estimate:
+        settings["noise_estimate"] = noise_estimate
+    return settings
 
 
 def compare(sampler, model, kind, preconditioner, mode, k, tolerance, **settings):
-    gradient = gradient_of(model, kind, mode)
-    factor = PRECONDITIONERS[preconditioner]
+    gradient = gradient_by(model, kind, mode)
+    dtype, factor = gradient.density.dtype, PRECONDITIONERS[preconditioner]
     if factor is not None:
-        factor = preconditioner_factor(0.05 * factor, 3).astype(gradient.dtype)
-    start = np.array([0.5, 0.0, -0.3], gradient.dtype)
+        factor = preconditioner_factor(0.05 * factor, 3).astype(dtype)
+    start = np.array([0.5, 0.0, -0.3], dtype)
     state = sampler.cls.init(start, 0.004, np.random.default_rng(1))
-    settings, centre = settings_of(sampler, **settings), np.array([0.8, -0.4, 0.1])
+    settings = settings_of(sampler, **settings)
     if factor is not None:
         settings["learning_rate"] = 0.04
-    loop = InnerLoop(sampler.update, state, gradient, factor, settings, {"mode": mode})
-    found = loop(
-        state, k, np.random.default_rng(2), settings=settings, centre=centre, factor=factor
-    )
-    expected, sums = by_hand(sampler, gradient, factor, state, settings, centre, 2, k)
+    target, again = (target_of(gradient, factor, [0.8, -0.4, 0.1]) for _ in range(2))
+    loop = InnerLoop(sampler.update, state, target, settings, {"mode": mode})
+    found = loop(state, k, np.random.default_rng(2), target, settings)
+    expected, kinetic = by_hand(sampler.update, again, state, settings, 2, k)
     assert found.n_steps == k and found.failed is None
     for a, b in zip(found.state, expected, strict=True):
-        assert a.dtype == gradient.dtype
+        assert a.dtype == dtype
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(found[2:5], sums, rtol=10 * tolerance)
-    other, _ = by_hand(sampler, gradient, factor, state, settings, centre, 3, k)
+    sums = target.virial, target.square_norm, found.kinetic
+    np.testing.assert_allclose(
+        sums, (again.virial, again.square_norm, kinetic), rtol=10 * tolerance
+    )
+    other, _ = by_hand(sampler.update, again, state, settings, 3, k)
     assert np.abs(other.position - expected.position).max() > 1e3 * tolerance  # other noise shows
 
 
@@ -112,7 +128,7 @@ def test_compiled_steps_are_the_update_itself(model, sampler, kind, precondition
 @pytest.mark.parametrize("mode", BACKENDS)
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_backends_agree_with_the_update_over_thousands_of_steps(model, sampler, mode):
-    kind = "control_variates" if sampler is SAMPLERS[-1] else "plain"
+    kind = "control_variates" if sampler is SAMPLERS[2] else "plain"
     compare(sampler, model, kind, "dense", mode, 3000, 1e-11)
 
 
@@ -130,15 +146,15 @@ def test_single_precision_stays_single(monkeypatch):
 
 @pytest.mark.parametrize("mode", BACKENDS)
 def test_steps_end_before_the_first_that_is_not_finite(model, mode):
-    gradient = gradient_of(model, "plain", mode)
+    gradient = gradient_by(model, "plain", mode)
     sampler = SAMPLERS[1]  # SGLD: the normals of a step show in the gradient of the next
     state = sampler.cls.init(np.zeros(3), 0.004, None)
     settings = settings_of(sampler)
-    loop = InnerLoop(sampler.update, state, gradient, None, settings, {"mode": mode})
+    loop = InnerLoop(sampler.update, state, target_of(gradient), settings, {"mode": mode})
 
     def run(rng):
         with np.errstate(invalid="ignore"):
-            return loop(state, 8, rng, settings=settings, centre=np.zeros(3), factor=None)
+            return loop(state, 8, rng, target_of(gradient), settings)
 
     class Broken:  # the normals of the sixth step are not finite, so that the seventh isn't
         def __init__(self, t):
@@ -154,15 +170,15 @@ def test_steps_end_before_the_first_that_is_not_finite(model, mode):
             return normals
 
     def expected(made):
-        found = by_hand(sampler, gradient, None, state, settings, np.zeros(3), 4, 8, made)
-        return found[0].position
+        found, _ = by_hand(sampler.update, target_of(gradient), state, settings, 4, 8, made)
+        return found.position
 
     found = run(Broken(5))
     assert found.n_steps == 6
     assert np.isinf(found.state.position).all()  # after the sixth, not the seventh: no NaN
-    [rows], normals = found.failed
-    rng = np.random.default_rng(4)
-    np.testing.assert_array_equal(rows, gradient.draw_minibatches(rng, 8)[0][6])
+    minibatch, normals = found.failed
+    drawn, _ = gradient.order.draw(np.random.default_rng(4), None, 8)
+    np.testing.assert_array_equal(minibatch.rows, drawn.one(6).rows)
     np.testing.assert_array_equal(normals, 7.0)
     assert run(Broken(8)).n_steps == 8
     np.testing.assert_allclose(run(Broken(8)).state.position, expected(8), rtol=1e-12)
@@ -170,34 +186,22 @@ def test_steps_end_before_the_first_that_is_not_finite(model, mode):
 
 def test_blocks_of_random_numbers_join(model, monkeypatch):
     """As many steps in blocks of three as in one, each with rows and normals of its own."""
-    gradient = gradient_of(model, "plain", "FAST_COMPILE")
-    sampler = SAMPLERS[1]
+    gradient = gradient_by(model, "plain", "FAST_COMPILE")
+    sampler, target, again = SAMPLERS[1], target_of(gradient), target_of(gradient)
     state, settings = sampler.cls.init(np.zeros(3), 0.004, None), settings_of(sampler)
-    loop = InnerLoop(sampler.update, state, gradient, None, settings, FAST)
+    loop = InnerLoop(sampler.update, state, target, settings, FAST)
     monkeypatch.setattr(inner_loop, "BLOCK_BYTES", 3 * 8 * 23)
     rng = np.random.default_rng(2)
-    found = loop(state, 7, rng, settings=settings, centre=np.zeros(3), factor=None)
-    expected, total, rng = state, np.zeros(3), np.random.default_rng(2)
+    found = loop(state, 7, rng, target, settings)
+    expected, rng = state, np.random.default_rng(2)
     for k in (3, 3, 1):
-        again = np.random.default_rng(0)
-        again.bit_generator.state = rng.bit_generator.state
-        expected, sums = _next_block(sampler, gradient, expected, settings, rng, k)
-        total += sums
-        assert again.bit_generator.state != rng.bit_generator.state
+        before = deepcopy(rng.bit_generator.state)
+        expected, _ = by_hand(sampler.update, again, expected, settings, rng, k)
+        assert rng.bit_generator.state != before
     assert found.n_steps == 7
     np.testing.assert_allclose(found.state.position, expected.position, rtol=1e-12)
-    np.testing.assert_allclose(found[2:5], total, rtol=1e-12)
-
-
-def _next_block(sampler, gradient, state, settings, rng, k):
-    rows = gradient.draw_minibatches(rng, k)
-    normals = rng.standard_normal((k, 3))
-    meter = Thermometer(gradient)
-    meter.begin_draw(np.zeros(3))
-    for t in range(k):
-        step = Replay(meter, gradient.minibatch([r[t] for r in rows]), normals[t])
-        state, _ = sampler.update(state, step, settings["learning_rate"], step, temperature=0.7)
-    return state, (meter.virial, meter.square_norm, 0.0)
+    np.testing.assert_allclose(target.virial, again.virial, rtol=1e-12)
+    np.testing.assert_allclose(target.square_norm, again.square_norm, rtol=1e-12)
 
 
 def test_groups_of_rows_and_further_axes_are_fetched_by_numba():
@@ -208,25 +212,22 @@ def test_groups_of_rows_and_further_axes_are_fetched_by_numba():
         pm.Normal("y", (pm.Data("A", A) * beta).sum((1, 2)), 1, observed=A.sum((1, 2)))
         pm.Normal("z", beta[0], 1, observed=pm.Data("zd", z))
     mode = {"mode": "NUMBA"}
-    gradient = MinibatchGradient(
-        model, model.value_vars, {"y": 30, "z": 20}, compile_kwargs=mode
-    )  # fmt: skip
+    gradient = gradient_of(model, {"y": 30, "z": 20}, compile_kwargs=mode)
     sampler, settings = SAMPLERS[1], settings_of(SAMPLERS[1])
     settings["learning_rate"] = 1e-4
     state = sampler.cls.init(np.zeros(3), 1e-4, None)
     for kind in (gradient, ControlVariates(gradient)):
         if kind is not gradient:
             kind.set_centre(np.full(3, 0.9), 0.1 * np.ones(3))
-        loop = InnerLoop(sampler.update, state, kind, None, settings, mode)
-        rng = np.random.default_rng(2)
-        found = loop(state, 50, rng, settings=settings, centre=np.zeros(3), factor=None)
-        expected, _ = by_hand(sampler, kind, None, state, settings, np.zeros(3), 2, 50)
+        loop = InnerLoop(sampler.update, state, target_of(kind), settings, mode)
+        found = loop(state, 50, np.random.default_rng(2), target_of(kind), settings)
+        expected, _ = by_hand(sampler.update, target_of(kind), state, settings, 2, 50)
         np.testing.assert_allclose(found.state.position, expected.position, rtol=1e-10)
 
 
 def test_control_variates_without_remembered_terms_are_compiled_alike(model, monkeypatch):
     monkeypatch.setattr(
-        "pymc_sghmc.gradients.control_variates._with_row_terms", lambda gradient: None
+        "pymc_sghmc.gradients.control_variates._with_row_terms", lambda density, data: None
     )
     compare(SAMPLERS[0], model, "control_variates", "none", "FAST_COMPILE", 50, 1e-10)
 
@@ -244,7 +245,7 @@ def test_wrong_step_is_found_on_the_users_own_model(model, monkeypatch, caplog):
         monkeypatch.setattr(ControlVariates, "symbolic", wrong)
         step = SGHMC(batch_size=20, compile_kwargs=FAST)
     assert "doesn't agree with the gradient" in caplog.text
-    assert list(step.loops.values()) == [None]
+    assert list(step.draws.loops._loops.values()) == [None]
     # Another order of random numbers, the same posterior
     assert np.abs(draws(step, 5) - right).max() < 3
 
@@ -277,7 +278,7 @@ def test_copied_step_compiles_what_it_needs(model):
     with model:
         step = SGHMC(batch_size=20, compile_kwargs=FAST)
     copied = deepcopy(step)
-    copied.loops.clear()
+    copied.draws.loops._loops.clear()
     np.testing.assert_allclose(draws(copied, 4), draws(step, 4), rtol=1e-12)
 
 
@@ -290,8 +291,8 @@ def test_momentum_is_redrawn_within_a_draw(model):
             resample_momentum_every=3,
             compile_kwargs=FAST,
         )
-    init, calls = step.init, []
-    step.init = lambda *args: calls.append(1) or init(*args)
+    init, calls = step.draws.init, []
+    step.draws.init = lambda *args: calls.append(1) or init(*args)
     draws(step, 3)
     assert len(calls) == 1 + 10  # at the start, and at inner steps 0, 3, ..., 27
 
@@ -299,10 +300,10 @@ def test_momentum_is_redrawn_within_a_draw(model):
 def draws(step, n, seed=0):
     step.begin_chain(np.random.default_rng(seed))
     step.stop_tuning()
-    point, out = step.start_point, []
+    point, out = start_of(step), []
     for _ in range(n):
         point, _ = step.step(point)
-        out.append(np.concatenate([np.ravel(point[name]) for name in step.var_names]))
+        out.append(step.unknowns.ravel(point))
     return np.array(out)
 
 
@@ -322,7 +323,7 @@ def test_nothing_is_compiled_once_the_step_is_there(model, monkeypatch, settings
         lazy = SGLD(batch_size=20, compile_kwargs=FAST)
     monkeypatch.setattr(inner_loop, "compile", None)
     assert draws(step, 3).shape == (3, 3)
-    lazy.loops.clear()
+    lazy.draws.loops._loops.clear()
     with pytest.raises(TypeError, match="NoneType"):  # it would have shown
         draws(lazy, 1)
 
@@ -339,10 +340,10 @@ def test_decaying_rate_changes_at_every_inner_step(model):
     with model:
         step = PaperSGLD(batch_size=20, learning_rate=schedule, n_steps=6, compile_kwargs=FAST)
     found = draws(step, 1, seed=3)[0]
-    rng, gradient, sampler = np.random.default_rng(3), step.gradient, SAMPLERS[1]
+    rng, target, sampler = np.random.default_rng(3), target_of(step.tuner.gradient), SAMPLERS[1]
     state = sampler.cls.init(np.zeros(3), 0.01, None)
     for t in range(6):
-        state, _ = sampler.update(state, gradient, schedule(t), rng)
+        state, _ = sampler.update(state, target, schedule(t), rng)
     np.testing.assert_allclose(found, state.position, rtol=1e-12)
 
 
@@ -352,12 +353,13 @@ def test_statistics_hold_all_inner_steps(model):
         many = PaperSGHMC(batch_size=20, learning_rate=1e-6, n_steps=50, compile_kwargs=FAST)
     many.begin_chain(np.random.default_rng(0))
     many.stop_tuning()
-    _, [found] = many.step(many.start_point)
-    assert many.n_updates == 50
+    _, [found] = many.step(start_of(many))
+    assert many.chain.n_updates == 50
     np.testing.assert_allclose(found["draw_weight"], 50e-6)
-    full = many.gradient.log_density(np.zeros(3))[1]
+    gradient = many.tuner.gradient
+    full = gradient.passes.log_density(np.zeros(3))[1]
     # At such a rate the position stays: mean squared norm |g|² + tr V over 50 minibatches
-    V = many.gradient.noise_covariance(np.zeros(3), np.random.default_rng(1))
+    V = noise_covariance(gradient, Coordinates(), np.zeros(3), np.random.default_rng(1))
     expected = full @ full + V.sum()
     assert abs(found["gradient_norm"] ** 2 / expected - 1) < 0.5
 
@@ -370,7 +372,7 @@ def test_kinetic_temperature_is_in_units_of_the_learning_rate(model):
         )  # fmt: skip
     step.begin_chain(np.random.default_rng(0))
     step.stop_tuning()
-    point, found = step.start_point, []
+    point, found = start_of(step), []
     for _ in range(60):
         point, [statistics] = step.step(point)
         found.append(statistics["kinetic_temperature"])
@@ -381,16 +383,130 @@ def test_each_kind_of_gradient_and_setting_has_its_own_loop(model):
     with model:
         step = SGHMC(batch_size=20, compile_kwargs=FAST)
     step.begin_chain(np.random.default_rng(0))
-    step.step(step.start_point)
-    loops = set()
+    step.step(start_of(step))
+    chain, loops = step.chain, set()
     for is_cv in (False, True):
-        step.tuning = step.tuning._replace(control_variates=is_cv)
-        step._use(step.control_variates if is_cv else step.gradient)
-        step.meter.begin_draw(step.centre)
+        target = step.tuner.target(chain.tuning._replace(control_variates=is_cv))
+        target.begin_draw(chain, chain.mean)
         for beta_hat in (0.0, np.zeros(3)):
-            arguments = {"friction": 0.1, "noise_estimate": beta_hat, "temperature": 1.0}
-            loops.add(step._inner_loop(step.state, arguments))
+            settings = {"learning_rate": 0.01, "friction": 0.1, "noise_estimate": beta_hat}
+            loops.add(step.draws.loops._find(chain.state, target, settings | {"temperature": 1.0}))
     assert len(loops) == 4 and None not in loops
+
+
+# --- Rules of other kinds
+
+
+def oabao(state, gradient, learning_rate, rng, *, friction, temperature=1.0):
+    """Half an Ornstein-Uhlenbeck step on either side of drift, kick and drift: two noises a step."""
+    theta, v = state
+    kept = (1 - friction) ** 0.5
+    sd = (friction * learning_rate * temperature) ** 0.5
+    v = kept * v + sd * rng.standard_normal(v.shape, dtype=v.dtype)
+    theta = theta + 0.5 * v
+    logp, grad = gradient(theta, gradient.draw_minibatch(rng))
+    v = v + learning_rate * grad
+    theta = theta + 0.5 * v
+    v = kept * v + sd * rng.standard_normal(v.shape, dtype=v.dtype)
+    return sghmc.SGHMCState(theta, v), {"minibatch_logp": logp}
+
+
+def two_kicks(state, gradient, learning_rate, rng, *, friction, temperature=1.0):
+    """A half kick at either end of a step, each by a minibatch of its own."""
+    theta, v = state
+    _, grad = gradient(theta, gradient.draw_minibatch(rng))
+    v = v + 0.5 * learning_rate * grad
+    noise = rng.standard_normal(v.shape, dtype=v.dtype)
+    v = (1 - friction) * v + (
+        friction * (2 - friction) * learning_rate * temperature
+    ) ** 0.5 * noise
+    theta = theta + v
+    logp, grad = gradient(theta, gradient.draw_minibatch(rng))
+    return sghmc.SGHMCState(theta, v + 0.5 * learning_rate * grad), {"minibatch_logp": logp}
+
+
+class Other(StochasticGradientStep):
+    """Step methods of the rules above."""
+
+    name, state_type, init = "other", sghmc.SGHMCState, staticmethod(sghmc.init)
+
+    def __init__(self, vars=None, *, friction, **shared):
+        super().__init__(vars, {"friction": friction}, friction, **shared)
+
+
+class OABAO(Other):
+    """Takes two vectors of normals in a step."""
+
+    update = staticmethod(oabao)
+
+
+class TwoKicks(Other):
+    """Takes two gradients in a step."""
+
+    update = staticmethod(two_kicks)
+
+
+BY_HAND = {"batch_size": 20, "learning_rate": 0.004, "gradient": "plain"}
+
+
+@pytest.mark.parametrize("mode", [*BACKENDS, "CVM"])
+def test_two_vectors_of_normals_in_a_step_are_two(model, mode):
+    gradient, settings = gradient_by(model, "plain", mode), settings_of(SAMPLERS[1])
+    settings["friction"] = 0.3
+    state = sghmc.init(np.zeros(3), 0.004, np.random.default_rng(1))
+    target, again = target_of(gradient), target_of(gradient)
+    loop = InnerLoop(oabao, state, target, settings, {"mode": mode})
+    found = loop(state, 200, np.random.default_rng(2), target, settings)
+    expected, kinetic = by_hand(oabao, again, state, settings, 2, 200, n_normals=2)
+    for a, b in zip(found.state, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11)
+    np.testing.assert_allclose(
+        (target.virial, target.square_norm, found.kinetic),
+        (again.virial, again.square_norm, kinetic),
+        rtol=1e-10,
+    )
+    # One step from rest, without the gradient's part: v = √(1 − α) s z + s z' for two different z.
+    settings |= {"learning_rate": 1e-9}
+    rest = sghmc.SGHMCState(np.zeros(3), np.zeros(3))
+    moved = [
+        loop.one_step(rest, np.random.default_rng(seed), target, settings)[0][1]
+        for seed in range(2000 if mode != "JAX" else 500)
+    ]
+    variance = np.mean(np.square(moved)) / (0.3 * 1e-9 * 0.7)
+    error = variance * (2 / np.size(moved)) ** 0.5
+    assert abs(variance - (1 + 0.7)) < 4.5 * error  # not (1 + √0.7)² as with the same one twice
+
+
+@pytest.mark.parametrize("cls, n_normals", [(OABAO, 2), (SGNHT, 1)])
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", "CVM", "NUMBA"])
+def test_draws_of_other_rules_are_those_by_hand(model, cls, n_normals, mode, caplog):
+    """The last step of a draw, in Python, leaves a number where SGNHT's state had an array."""
+    with model:
+        step = cls(**BY_HAND, friction=0.3, n_steps=5, compile_kwargs={"mode": mode})
+    [loop] = step.draws.loops._loops.values()
+    assert isinstance(loop, InnerLoop) and not caplog.text
+    found, rng = draws(step, 4, seed=3), np.random.default_rng(3)
+    target = target_of(step.tuner.gradient)
+    state = step.init(np.zeros(3), 0.004, rng)
+    settings = {"learning_rate": 0.004, "friction": 0.3, "temperature": 1.0}
+    for expected in found:
+        state, _ = by_hand(step.update, target, state, settings, rng, 4, n_normals=n_normals)
+        state, _ = step.update(state, target, 0.004, rng, friction=0.3)
+        np.testing.assert_allclose(state.position, expected, rtol=1e-10)
+
+
+def test_a_rule_of_two_gradients_a_step_is_run_in_python_without_a_word(model, caplog, recwarn):
+    with model:
+        step = TwoKicks(**BY_HAND, friction=0.3, n_steps=4, compile_kwargs=FAST)
+    found = draws(step, 5, seed=3)
+    assert list(step.draws.loops._loops.values()) == [None]
+    assert not caplog.text and not recwarn.list
+    rng, target = np.random.default_rng(3), target_of(step.tuner.gradient)
+    state = sghmc.init(np.zeros(3), 0.004, rng)
+    for expected in found:
+        for _ in range(4):
+            state, _ = two_kicks(state, target, 0.004, rng, friction=0.3)
+        np.testing.assert_allclose(state.position, expected, rtol=1e-12)
 
 
 # --- Normals

@@ -5,8 +5,7 @@ import pytest
 
 from modes import FAST
 from pytensor.graph.basic import equal_computations
-
-from pymc_sghmc.gradients.gradients import MinibatchGradient
+from targets import gradient_of, on_rows
 
 
 def compiled(model):
@@ -27,12 +26,13 @@ def random_point(model, scale=0.4, seed=3):
 
 def mean_over_rows(gradient, position):
     """Mean over all minibatches, from those of one row: both are linear in the rows."""
-    first = [np.array([0]) for _ in gradient.n_rows]
-    base = [np.array(out, dtype=float) for out in gradient(position, first)]
+    first = [np.array([0]) for _ in gradient.data.n_rows]
+    base = [np.array(out, dtype=float) for out in on_rows(gradient, position, *first)]
     total = list(base)
-    for k, n_rows in enumerate(gradient.n_rows):
+    for k, n_rows in enumerate(gradient.data.n_rows):
         results = [
-            gradient(position, (*first[:k], np.array([i]), *first[k + 1 :])) for i in range(n_rows)
+            on_rows(gradient, position, *first[:k], np.array([i]), *first[k + 1 :])
+            for i in range(n_rows)
         ]
         for j in range(2):
             total[j] = total[j] + np.mean([r[j] for r in results], axis=0) - base[j]
@@ -46,10 +46,8 @@ def check_exact(model, full_model, batch_size, rtol=1e-10, n_groups=1):
     graph = model.logp(vars=[*model.observed_RVs, *model.potentials])
     values, position = random_point(model)
     before = full(*values)
-    gradient = MinibatchGradient(
-        model, model.continuous_value_vars, batch_size, compile_kwargs=FAST
-    )
-    assert len(gradient.groups) == n_groups
+    gradient = gradient_of(model, batch_size)
+    assert len(gradient.data.groups) == n_groups
     logp, grad = mean_over_rows(gradient, position)
     scale = abs(before[1]).max()
     np.testing.assert_allclose(logp, before[0], rtol=rtol)
@@ -64,6 +62,6 @@ def check_exact(model, full_model, batch_size, rtol=1e-10, n_groups=1):
 
 def refusal(model, batch_size, *parts):
     with pytest.raises(ValueError) as error:
-        MinibatchGradient(model, model.continuous_value_vars, batch_size, compile_kwargs=FAST)
+        gradient_of(model, batch_size)
     for part in parts:
         assert part in str(error.value)

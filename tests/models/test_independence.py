@@ -7,10 +7,8 @@ import pytensor.tensor as pt
 import pytest
 
 from exactness import refusal
-from modes import FAST
+from targets import gradient_of
 from zoo import POSITIVE, D, N, X, Y, build, rng, scan_output
-
-from pymc_sghmc.gradients.gradients import MinibatchGradient
 
 
 def mean_over_rows_in_model():
@@ -247,6 +245,6 @@ def test_likelihood_finite_only_near_the_start_is_checked_there():
             pm.Uniform("y", -width, width, observed=0.98 * np.cos(np.arange(N)))
         return model
 
-    MinibatchGradient(make(False), make(False).value_vars, 4, compile_kwargs=FAST)
+    gradient_of(make(False), 4)
     with pytest.raises(ValueError, match=r"independent|infinite"):
-        MinibatchGradient(make(True), make(True).value_vars, 4, compile_kwargs=FAST)
+        gradient_of(make(True), 4)

@@ -8,7 +8,7 @@ import pytensor.tensor as pt
 import pytest
 
 from exactness import check_exact, compiled, mean_over_rows, random_point, refusal
-from modes import FAST
+from targets import gradient_of, on_rows
 from zoo import (
     COUNTS,
     POSITIVE,
@@ -24,8 +24,6 @@ from zoo import (
     several_observed,
     whole,
 )
-
-from pymc_sghmc.gradients.gradients import MinibatchGradient
 
 # --- Several groups of rows
 
@@ -54,7 +52,7 @@ def two_tables():
 def test_groups_of_rows_have_exact_mean(batch_size, n_groups):
     model = two_tables()
     gradient = check_exact(model, model, batch_size, n_groups=n_groups)
-    assert [g.batch_size for g in gradient.groups] == list(batch_size.values())[:n_groups]
+    assert [g.batch_size for g in gradient.data.groups] == list(batch_size.values())[:n_groups]
 
 
 def test_groups_of_pm_minibatch_keep_their_sizes():
@@ -69,9 +67,9 @@ def test_groups_of_pm_minibatch_keep_their_sizes():
 
     full_model = make(False, False)
     gradient = check_exact(make(True, True), full_model, None, n_groups=2)
-    assert sorted(g.batch_size for g in gradient.groups) == [3, 4]
+    assert sorted(g.batch_size for g in gradient.data.groups) == [3, 4]
     gradient = check_exact(make(True, True), full_model, {"z": 2}, n_groups=2)
-    assert sorted(g.batch_size for g in gradient.groups) == [2, 4]
+    assert sorted(g.batch_size for g in gradient.data.groups) == [2, 4]
     # A likelihood without pm.Minibatch stays whole.
     check_exact(make(True, False), full_model, None, n_groups=1)
 
@@ -82,9 +80,9 @@ def test_arrays_of_one_minibatch_are_cut_by_the_same_rows():
         b = pm.Normal("b")
         x, y = pm.Data("x", np.arange(5.0)), pm.Data("y_data", 10.0 ** np.arange(5))
         pm.Normal("y", b * x, 1, observed=y)
-    gradient = MinibatchGradient(model, model.value_vars, 2, compile_kwargs=FAST)
+    gradient = gradient_of(model, 2)
     b = np.array([0.3])
-    _, grad = gradient(b, (np.array([3, 1]),))
+    _, grad = on_rows(gradient, b, np.array([3, 1]))
     x, y = np.array([3.0, 1.0]), np.array([1000.0, 10.0])
     np.testing.assert_allclose(grad, -b + 5 / 2 * np.sum(x * (y - b * x)), rtol=1e-12)
 
@@ -109,9 +107,7 @@ def test_variables_that_are_listed_twice_count_once(batch_size):
     model, full_model = (build(several_observed, whole, None) for _ in range(2))
     values, position = random_point(model)
     model.observed_RVs.extend(model.observed_RVs[:])
-    gradient = MinibatchGradient(
-        model, model.continuous_value_vars, batch_size, compile_kwargs=FAST
-    )
+    gradient = gradient_of(model, batch_size)
     logp, grad = mean_over_rows(gradient, position)
     expected = compiled(full_model)(*values)
     np.testing.assert_allclose(logp, expected[0], rtol=1e-10)
@@ -301,8 +297,8 @@ def test_batch_size_that_is_no_count_is_refused(batch_size):
 @pytest.mark.parametrize("batch_size", [np.int32(4), {"y": np.int64(4)}])
 def test_batch_size_may_be_any_integer(batch_size):
     model = build(constants, whole, None)
-    gradient = MinibatchGradient(model, model.value_vars, batch_size, compile_kwargs=FAST)
-    assert gradient.groups[0].batch_size == 4
+    gradient = gradient_of(model, batch_size)
+    assert gradient.data.groups[0].batch_size == 4
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_full_data_model_has_exact_mean(make):
 @pytest.mark.parametrize("make", IN_BATCHES)
 def test_pm_minibatch_model_has_exact_mean(make):
     gradient = check_exact(build(make, in_batches, N), build(make, whole, None), None)
-    assert gradient.groups[0].batch_size == 4
+    assert gradient.data.groups[0].batch_size == 4
 
 
 @pytest.mark.parametrize("make", WAY_ONE)
@@ -64,5 +64,5 @@ def test_single_precision_model_has_exact_mean(make, rows):
         batch_size = 4 if rows is whole else None
         gradient = check_exact(model, full_model, batch_size, rtol=3e-5)
         _, position = random_point(model)
-        minibatch = gradient.draw_minibatch(np.random.default_rng(1))
+        minibatch = gradient.order.probe(np.random.default_rng(1))
         assert [out.dtype for out in gradient(position, minibatch)] == [np.float32] * 2

@@ -21,14 +21,13 @@ from modes import FAST, QUIET
 from pymc.exceptions import SamplingError
 from pymc.pytensorf import compile
 from pymc.step_methods.state import equal_dataclass_values
-from targets import GaussianMean
+from targets import GaussianMean, gradient_of, start_of
 
 from pymc_sghmc import SGHMC, SGLD, loaders
-from pymc_sghmc.gradients.gradients import MinibatchGradient
+from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.loaders import ArrayLoader, ParquetLoader
-from pymc_sghmc.rows import sources, streams
-from pymc_sghmc.rows.epochs import EpochGradient, UniformControlVariates, epoch_rows
-from pymc_sghmc.rows.streams import StreamedGradient
+from pymc_sghmc.rows import sources, windows
+from pymc_sghmc.rows.epochs import epoch_rows
 
 HAND = {"learning_rate": 1e-4, "gradient": "plain", "friction": 0.3, "noise_estimate": None}
 N, D = 1200, 3
@@ -37,10 +36,10 @@ N, D = 1200, 3
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch):
     """Small data are many windows, and more than the pilot."""
-    monkeypatch.setattr(streams, "PILOT_ROWS", 500)
-    monkeypatch.setattr(streams, "WINDOW_BYTES", 1)
-    monkeypatch.setattr(streams, "WINDOW_BLOCKS", 2)
-    monkeypatch.setattr(streams, "WINDOW_MINIBATCHES", 4)
+    monkeypatch.setattr(sources, "PILOT_ROWS", 500)
+    monkeypatch.setattr(windows, "WINDOW_BYTES", 1)
+    monkeypatch.setattr(windows, "WINDOW_BLOCKS", 2)
+    monkeypatch.setattr(windows, "WINDOW_MINIBATCHES", 4)
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +94,17 @@ class Blocks:
             start, i = stop, i + 1
 
 
-def gradient_of(rows, data, batch_size=100, few=6, **options):
-    model = regression(rows, few)
-    if not isinstance(data, dict):
-        return StreamedGradient(model, model.value_vars, batch_size, None, FAST, loader=data)
-    kind = MinibatchGradient if options.get("replace", True) else EpochGradient
-    return kind(model, model.value_vars, batch_size, None, FAST, data=data)
+def gradient_over(rows, data, batch_size=100, few=6, **options):
+    return gradient_of(regression(rows, few), batch_size, data=data, **options)
+
+
+def minibatches(order, rng, n):
+    """Return the first ``n`` minibatches of a chain, drawn one by one."""
+    out, place = [], None
+    for _ in range(n):
+        drawn, place = order.draw(rng, place, 1)
+        out.append(drawn.one(0))
+    return out
 
 
 def positions(step, point, n):
@@ -136,28 +140,29 @@ def test_epochs_are_random_permutations():
 
 
 def test_a_gaussian_model_sees_each_row_once_in_an_epoch(rows):
-    gradient = gradient_of(rows, rows, batch_size=50, replace=False)
-    rng = np.random.default_rng(1)
+    gradient = gradient_over(rows, rows, batch_size=50, replace=False)
+    rng, place = np.random.default_rng(1), None
     for _ in range(3):
-        seen = [gradient.draw_minibatch(rng)[0] for _ in range(4)]
-        seen += list(gradient.draw_minibatches(rng, N // 50 - 4)[0])
+        seen = []
+        for k in (1, 1, 1, 1, N // 50 - 4):
+            drawn, place = gradient.order.draw(rng, place, k)
+            seen.append(drawn.drawn[0].ravel())
         np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.arange(N))
 
 
 @pytest.mark.parametrize("kind", ["memory", "stream"])
 def test_minibatches_of_an_epoch_add_up_to_the_full_gradient(rows, kind):
     gradient = (
-        gradient_of(rows, rows, replace=False)
+        gradient_over(rows, rows, replace=False)
         if kind == "memory"
-        else gradient_of(rows, Blocks(rows))
+        else gradient_over(rows, Blocks(rows))
     )
     x, rng = np.array([0.3, -0.2, 1.0]), np.random.default_rng(1)
-    exact = gradient_of(rows, rows).log_density(x)
-    for draw in (gradient, UniformControlVariates(gradient)):
-        gradient.place = None
-        if draw is not gradient:
-            draw.set_centre(np.array([0.9, -1.0, 0.4]), np.eye(D))
-        parts = [draw(x, draw.draw_minibatch(rng)) for _ in range(N // 100)]
+    exact = gradient_over(rows, rows).passes.log_density(x)
+    variates = ControlVariates(gradient)
+    variates.set_centre(np.array([0.9, -1.0, 0.4]), np.eye(D))
+    for kind in (gradient, variates):
+        parts = [kind(x, minibatch) for minibatch in minibatches(kind.order, rng, N // 100)]
         for exactly, part in zip(exact, zip(*parts, strict=True), strict=True):
             np.testing.assert_allclose(np.mean(part, axis=0), exactly, rtol=1e-10)
 
@@ -165,19 +170,20 @@ def test_minibatches_of_an_epoch_add_up_to_the_full_gradient(rows, kind):
 @pytest.mark.parametrize("kind", ["memory", "stream"])
 def test_compiled_control_variates_equal_those_called(rows, kind):
     data = rows if kind == "memory" else Blocks(rows)
-    gradient = gradient_of(rows, data, replace=False)
-    variates = UniformControlVariates(gradient)
+    gradient = gradient_over(rows, data, replace=False)
+    variates = ControlVariates(gradient)
     variates.set_centre(np.array([9.0, -10.0, 4.0]), np.eye(D))  # far off: the prior counts
     position = pt.vector("position")
     grad, drawn, fixed = variates.symbolic(position)
     function = compile([position, *drawn, *fixed], grad, on_unused_input="ignore", **FAST)
     x, rng = np.array([0.3, -0.2, 1.0]), np.random.default_rng(1)
+    place = None
     for _ in range(2):
-        block = variates.draw_minibatches(rng, 3)
-        for minibatch in zip(*block, strict=True):
-            np.testing.assert_allclose(
-                function(x, *minibatch, *variates.fixed_inputs()), variates(x, minibatch)[1]
-            )
+        block, place = variates.order.draw(rng, place, 3)
+        fixed = variates.fixed_inputs(block.arrays)
+        for i in range(len(block.drawn[0])):  # a window of the stream may end before
+            drawn = [rows[i] for rows in block.drawn]
+            np.testing.assert_allclose(function(x, *drawn, *fixed), variates(x, block.one(i))[1])
 
 
 def test_variance_without_replacement_follows_the_exact_law():
@@ -219,8 +225,9 @@ def test_noise_is_not_compensated_without_replacement(rows):
         step = SGHMC(
             model=regression(rows), batch_size=100, data=data, replace=False, compile_kwargs=FAST
         )
-        step.step(step.start_point)
-        assert step.update_arguments(0.1)["noise_estimate"] == 0.0
+        _, [statistics] = step.step(start_of(step))
+        assert step.chain.tuning.noise.min() > 0
+        assert statistics["gradient_noise"] == 0.0  # β̂/α
         for kind in ("diag", "full"):
             with pytest.raises(ValueError, match=r"noise_estimate='\w+'.*replace=True"):
                 SGHMC(
@@ -243,32 +250,33 @@ def test_given_arrays_are_the_models_own_and_not_copied(rows, tmp_path):
         name: np.memmap(tmp_path / name, "f4", "r", shape=array.shape)
         for name, array in single.items()
     }
-    gradient = gradient_of(single, mapped)
-    own = regression(single, few=None)
-    own = MinibatchGradient(own, own.value_vars, 100, None, FAST)
-    assert all(any(np.shares_memory(a, m) for m in mapped.values()) for a in gradient.arrays)
+    gradient = gradient_over(single, mapped)
+    own = gradient_of(regression(single, few=None), 100)
+    assert all(any(np.shares_memory(a, m) for m in mapped.values()) for a in gradient.data.arrays)
     x = np.array([0.3, -0.2, 1.0])
-    for ours, exactly in zip(gradient.log_density(x), own.log_density(x), strict=True):
+    for ours, exactly in zip(
+        gradient.passes.log_density(x), own.passes.log_density(x), strict=True
+    ):
         np.testing.assert_allclose(ours, exactly, rtol=1e-12)
-    draws = [g.draw_minibatch(np.random.default_rng(2)) for g in (gradient, own)]
-    np.testing.assert_array_equal(*draws)
+    draws = [minibatches(g.order, np.random.default_rng(2), 1)[0] for g in (gradient, own)]
+    np.testing.assert_array_equal(*(minibatch.rows for minibatch in draws))
     for ours, exactly in zip(gradient(x, draws[0]), own(x, draws[1]), strict=True):
         np.testing.assert_allclose(ours, exactly, rtol=1e-12)
 
 
 @pytest.mark.parametrize("make", [Blocks, lambda rows: ArrayLoader(rows, block_rows=77)])
 def test_full_passes_equal_those_in_memory(rows, make):
-    streamed, x = gradient_of(rows, make(rows)), np.array([0.3, -0.2, 1.0])
-    assert streamed.n_at_hand == [500]
+    streamed, x = gradient_over(rows, make(rows)), np.array([0.3, -0.2, 1.0])
+    assert streamed.data.n_at_hand == [500]
     for ours, exactly in zip(
-        streamed.log_density(x), gradient_of(rows, rows).log_density(x), strict=True
+        streamed.passes.log_density(x), gradient_over(rows, rows).passes.log_density(x), strict=True
     ):
         np.testing.assert_allclose(ours, exactly, rtol=1e-12)
     subset = (np.arange(500),)
     first = {name: array[:500] for name, array in rows.items()}
-    if isinstance(streamed.source.loader, Blocks):  # the pilot: the first rows that come
-        pilot = gradient_of(rows, first).likelihood(x)[1] * N / 500
-        np.testing.assert_allclose(streamed.likelihood(x, subset)[1], pilot, rtol=1e-12)
+    if isinstance(streamed.data.source.loader, Blocks):  # the pilot: the first rows that come
+        pilot = gradient_over(rows, first).passes.likelihood(x)[1] * N / 500
+        np.testing.assert_allclose(streamed.passes.likelihood(x, subset)[1], pilot, rtol=1e-12)
 
 
 def test_a_container_for_all_columns_and_bare_arrays_do(rows):
@@ -284,13 +292,14 @@ def test_a_container_for_all_columns_and_bare_arrays_do(rows):
         beta = pm.Normal("beta", 0, 1, shape=D)
         both = pm.Data("both", np.zeros((70, D + 1)))
         pm.Normal("likelihood", both[:, :D] @ beta, 1, observed=both[:, D], total_size=N)
-    gradient = StreamedGradient(model, model.value_vars, 35, None, FAST, loader=Batches())
+    gradient = gradient_of(model, 35, data=Batches())
     x, n = np.array([0.3, -0.2, 1.0]), N - N % 70
-    some = gradient_of(rows, {name: array[:n] for name, array in rows.items()})
-    np.testing.assert_allclose(gradient.likelihood(x)[1], some.likelihood(x)[1] * N / n, rtol=1e-12)
-    rng = np.random.default_rng(0)
-    for _ in range(3 * n // 35):
-        assert np.isfinite(gradient(x, gradient.draw_minibatch(rng))[1]).all()
+    some = gradient_over(rows, {name: array[:n] for name, array in rows.items()})
+    np.testing.assert_allclose(
+        gradient.passes.likelihood(x)[1], some.passes.likelihood(x)[1] * N / n, rtol=1e-12
+    )
+    for minibatch in minibatches(gradient.order, np.random.default_rng(0), 3 * n // 35):
+        assert np.isfinite(gradient(x, minibatch)[1]).all()
 
 
 # --- Through pm.sample ----------------------------------------------------------------------------
@@ -350,7 +359,7 @@ def test_inner_steps_are_compiled_and_found_right(rows, kind, gradient):
     step = SGHMC(
         model=regression(rows), batch_size=100, gradient=gradient, compile_kwargs=FAST, **data
     )
-    [loop] = step.loops.values()
+    [loop] = step.draws.loops._loops.values()
     assert loop is not None
 
 
@@ -371,9 +380,9 @@ def test_chains_see_different_minibatches_of_the_same_blocks(rows):
     seen = []
     for seed in (1, 2):
         step.begin_chain(np.random.default_rng(seed))
-        [drawn] = step.gradient.draw_minibatch(step.rng)
-        [y] = [array for array in step.gradient._inputs if array.ndim == 1]
-        seen.append(set(y[drawn]))
+        [minibatch] = minibatches(step.tuner.gradient.order, step.rng, 1)
+        [y] = [array for array in minibatch.arrays if array.ndim == 1]
+        seen.append(set(y[minibatch.rows[0]]))
     assert len(seen[0] & seen[1]) < 70
 
 
@@ -392,7 +401,7 @@ def test_restored_chain_goes_on_exactly(rows, kind):
         settings |= {"gradient": "control_variates"}
     step, other = (SGHMC(model=regression(rows), **settings) for _ in range(2))
     step.begin_chain(np.random.default_rng(1))
-    _, point = positions(step, step.start_point, 13)  # within a window of the second pass
+    _, point = positions(step, start_of(step), 13)  # within a window of the second pass
     state = copy.deepcopy(step.sampling_state)
     pickled, copied = cloudpickle.dumps(step), copy.deepcopy(step)
     expected, _ = positions(step, point, 9)
@@ -411,16 +420,16 @@ def test_a_second_chain_of_a_step_begins_anew(rows):
     runs = []
     for _ in range(2):
         step.begin_chain(np.random.default_rng(1))
-        runs.append(positions(step, step.start_point, 5)[0])
+        runs.append(positions(step, start_of(step), 5)[0])
     np.testing.assert_array_equal(*runs)
 
 
 def test_no_thread_is_running_before_the_first_draw(rows):
     before = threading.active_count()
     step = SGHMC(model=regression(rows), batch_size=100, data=Blocks(rows), compile_kwargs=FAST)
-    assert step.gradient._ahead is None
+    assert step.tuner.gradient.data._ahead is None
     assert threading.active_count() == before
-    positions(step, step.start_point, 2)
+    positions(step, start_of(step), 2)
     step.begin_chain(np.random.default_rng(0))
     assert threading.active_count() == before
 
@@ -443,8 +452,8 @@ def test_memory_is_bounded_by_windows():
     )
     tracemalloc.start()
     try:
-        step.gradient.likelihood(np.zeros(10))
-        positions(step, step.start_point, 30)
+        step.tuner.gradient.passes.likelihood(np.zeros(10))
+        positions(step, start_of(step), 30)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -459,14 +468,14 @@ def test_memory_is_bounded_by_windows():
 def test_rows_in_order_are_warned_of(rows):
     x, order = np.zeros(D), np.argsort(rows["y"])
     in_order = {name: array[order] for name, array in rows.items()}
-    gradient_of(rows, Blocks(rows)).likelihood(x)  # warnings are errors
+    gradient_over(rows, Blocks(rows)).passes.likelihood(x)  # warnings are errors
     with pytest.warns(UserWarning, match="aren't in random order.*buffer_rows"):
-        gradient_of(rows, Blocks(in_order)).likelihood(x)
+        gradient_over(rows, Blocks(in_order)).passes.likelihood(x)
     # what a loader may do about it: many short blocks in random order
-    gradient_of(rows, ArrayLoader(in_order, block_rows=2)).likelihood(x)
+    gradient_over(rows, ArrayLoader(in_order, block_rows=2)).passes.likelihood(x)
     loader = Blocks(in_order)
     loader.buffer_rows = N
-    gradient_of(rows, loader).likelihood(x)
+    gradient_over(rows, loader).passes.likelihood(x)
 
 
 # --- Ready-made loaders ---------------------------------------------------------------------------
@@ -491,8 +500,8 @@ def test_array_loader_reads_zarr(rows, tmp_path):
         np.testing.assert_array_equal(np.sort(y), np.sort(rows["y"]))
     x = np.array([0.3, -0.2, 1.0])
     np.testing.assert_allclose(
-        gradient_of(rows, loader).likelihood(x)[1],
-        gradient_of(rows, rows).likelihood(x)[1],
+        gradient_over(rows, loader).passes.likelihood(x)[1],
+        gradient_over(rows, rows).passes.likelihood(x)[1],
         rtol=1e-12,
     )
 
@@ -514,8 +523,8 @@ def test_parquet_loader(rows, tmp_path):
     loader = pickle.loads(pickle.dumps(loader))
     x = np.array([0.3, -0.2, 1.0])
     np.testing.assert_allclose(
-        gradient_of(rows, loader).likelihood(x)[1],
-        gradient_of(rows, rows).likelihood(x)[1],
+        gradient_over(rows, loader).passes.likelihood(x)[1],
+        gradient_over(rows, rows).passes.likelihood(x)[1],
         rtol=1e-12,
     )
     with pytest.raises(ValueError, match=r"no column 'age'"):
@@ -630,7 +639,7 @@ def test_faults_of_later_passes_end_the_chain_in_words(rows, fault):
     step = SGHMC(model=regression(rows), batch_size=100, data=loader, compile_kwargs=FAST, **HAND)
     step.begin_chain(np.random.default_rng(1))
     with pytest.raises(SamplingError, match=words):
-        positions(step, step.start_point, 50)
+        positions(step, start_of(step), 50)
     step.begin_chain(np.random.default_rng(1))
 
 
@@ -673,7 +682,7 @@ def test_a_likelihood_without_rows_from_elsewhere_is_used_whole(rows):
     y, x = rows["y"], np.array([0.3])
     for data in ({"y": y}, ArrayLoader({"y": y}, block_rows=100)):
         step = SGHMC(model=model, batch_size=100, data=data, compile_kwargs=FAST, **HAND)
-        grad = step.gradient.log_density(x)[1]
+        grad = step.tuner.gradient.passes.log_density(x)[1]
         np.testing.assert_allclose(grad, (y - x).sum() + (extra - x).sum() - x, rtol=1e-10)
 
 

@@ -242,7 +242,7 @@ def test_state_is_the_truth_where_the_run_was_killed_before_its_draw_was_counted
 def test_changed_state_gives_other_draws(killed):
     states = opened(killed)["_sampling_state"]["sampling_state"]
     state = states[1]
-    state.state.momentum[0] *= 1.01
+    state.chain.state.momentum[0] *= 1.01
     states.set_coordinate_selection(1, np.array([state], dtype=object))
     idata = rest(killed)
     draws = uninterrupted("sghmc")["posterior"]["beta"]

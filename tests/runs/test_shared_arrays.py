@@ -16,6 +16,8 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from conftest import ROOT
+
 from pymc_sghmc import QNHMC, SGHMC, SGLD, GammaGibbs
 from pymc_sghmc.runs import shared_arrays
 from pymc_sghmc.runs.shared_arrays import Handle, attach, dumps, loads, share
@@ -495,18 +497,18 @@ def test_a_step_method_is_pickled_without_its_data():
     # arrays of 3 to 6 MB in the gradient, and pools of 2 to 7 MB in the anchor
     assert len(pickled) < 1_500_000
     back = pickle.loads(pickled)
-    for array, other in zip(step.gradient.arrays, back.gradient.arrays, strict=True):
+    arrays = (method.tuner.gradient.data.arrays for method in (step, back))
+    for array, other in zip(*arrays, strict=True):
         np.testing.assert_array_equal(array, other)
         assert isinstance(other.base, np.memmap)
-    anchors = step.control_variates.anchor, back.control_variates.anchor
-    for pool, other in zip(*(anchor.pools[0] for anchor in anchors), strict=True):
+    pools = (method.tuner.control_variates.order.pools[0] for method in (step, back))
+    for pool, other in zip(*pools, strict=True):
         np.testing.assert_array_equal(pool, other)
         assert isinstance(other.base, np.memmap)
     # the setup still holds for the data: it isn't found anew in each process
     back.begin_chain(np.random.default_rng(0))
-    setup = back.setup or back.shared_setup
-    back._set_up(back.initial)
-    assert back.setup is setup
+    setup = back.tuner.setup
+    assert back.tuner.setups.make(back.tuner.initial) is setup
     draws = []
     for method in (step, back):
         method.begin_chain(np.random.default_rng(1))

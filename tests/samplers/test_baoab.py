@@ -21,6 +21,7 @@ from stationary import (
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.samplers import baoab, sghmc
+from pymc_sghmc.tuning.noise_estimates import NoiseOfEachDraw
 
 BETA_HAT = np.array([[0.05, 0.02, 0.0], [0.02, 0.04, -0.01], [0.0, -0.01, 0.06]])
 
@@ -153,7 +154,7 @@ def test_measured_noise_estimate_through_the_step(flat, preconditioner, full):
     # β̂ = ½ηV̂ in the coordinates of the preconditioner, V̂ = V there, or its diagonal.
     P, eta = PRECONDITIONERS[preconditioner], 0.1
     step = step_of(flat, learning_rate=eta, preconditioner=P)
-    step.estimated, step.full = True, full
+    step.tuner.settings.noise = NoiseOfEachDraw(full)
     L = np.eye(3) if P is None else np.linalg.cholesky(matrix(P))
     pulled = L.T @ V @ L
     beta_hat = 0.5 * eta * (pulled if full else np.diag(np.diag(pulled)))
@@ -175,7 +176,7 @@ def test_with_friction_one_it_is_the_method_of_leimkuhler_and_matthews():
             theta = theta + eta / 2 * force + np.sqrt(eta * T / 4) * (xi + values[:3])
             np.testing.assert_allclose(state.position, theta, rtol=1e-12)
         theta, xi = state.position, values[:3]
-        force = -H @ theta - gradient.root @ values[3:]
+        force = -H @ theta - gradient.order.root @ values[3:]
 
 
 def test_temperature_zero_and_no_friction_conserves_the_energy_of_verlet():

@@ -20,7 +20,10 @@ from targets import GaussianMean, linear_regression
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_sghmc import QNHMC, SGHMC, schedules
+from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.noise import noise_covariance
 from pymc_sghmc.models import independence
+from pymc_sghmc.samplers import sghmc
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def positions(step, point, n):
     out = []
     for _ in range(n):
         point, _ = step.step(point)
-        out.append(np.concatenate([np.ravel(point[name]) for name in step.var_names]))
+        out.append(np.concatenate([np.ravel(point[name]) for name in step.unknowns.names]))
     return np.array(out), point
 
 
@@ -115,11 +118,12 @@ def test_data_set_after_construction_are_seen_by_the_next_chain(sampler):
     model, point = linear_regression(), None
     step = build(sampler, model, batch_size=60)
     point = model.initial_point()
-    before = step.gradient(np.ones(3), step.gradient.draw_minibatch(step.rng))[1]
+    gradient = step.tuner.gradient
+    before = gradient(np.ones(3), gradient.order.probe(step.rng))[1]
     with model:
         pm.set_data({"X": 2 * model["X"].get_value()})
     step.begin_chain(np.random.default_rng(0))
-    after = step.gradient(np.ones(3), step.gradient.draw_minibatch(step.rng))[1]
+    after = gradient(np.ones(3), gradient.order.probe(step.rng))[1]
     exact = model.compile_dlogp()({"beta": np.ones(2), "sigma_log__": np.array(1.0)})
     assert not np.allclose(before, after)
     np.testing.assert_allclose(after, exact, rtol=1e-10)
@@ -131,7 +135,9 @@ def test_minibatches_are_independent_uniform_rows_not_windows(model):
     # of the table follows as often as any other. Five standard errors.
     step = build(SAMPLERS[0], model)
     rng = np.random.default_rng(0)
-    rows = np.concatenate([step.gradient.draw_minibatch(rng)[0] for _ in range(4000)])
+    rows = np.concatenate(
+        [step.tuner.gradient.order.draw(rng, None, 1)[0].drawn[0][0] for _ in range(4000)]
+    )
     counts = np.bincount(rows, minlength=60)
     assert np.abs(counts - 40000 / 60).max() < 5 * np.sqrt(40000 / 60)
     neighbours = np.mean(np.diff(rows) == 1)
@@ -174,29 +180,31 @@ def test_thermometers_centre_forgets_the_start_and_freezes(model):
     means = []
     for _ in range(30):
         point, _ = step.step(point)
-        means.append(np.concatenate([np.ravel(point[name]) for name in step.var_names]))
+        means.append(np.concatenate([np.ravel(point[name]) for name in step.unknowns.names]))
     weights = np.arange(1.0, 31.0) * np.arange(2.0, 32.0) * np.arange(3.0, 33.0)
-    np.testing.assert_allclose(step.centre, np.average(means, axis=0, weights=weights), rtol=1e-10)
+    np.testing.assert_allclose(
+        step.chain.mean, np.average(means, axis=0, weights=weights), rtol=1e-10
+    )
     step.stop_tuning()
-    centre = step.centre.copy()
+    centre = step.chain.mean.copy()
     step.step(point)
-    np.testing.assert_array_equal(step.centre, centre)
+    np.testing.assert_array_equal(step.chain.mean, centre)
 
 
 def test_noise_estimate_in_diag_needs_no_matrix(model):
     step = build(SAMPLERS[0], model, noise_estimate="diag")
     step.step(model.initial_point())
-    assert step.noise_covariance.shape == (3,)
+    assert step.chain.noise.covariance.shape == (3,)
     full = build(SAMPLERS[0], model, noise_estimate="full")
     full.step(model.initial_point())
-    assert full.noise_covariance.shape == (3, 3)
+    assert full.chain.noise.covariance.shape == (3, 3)
 
     d = 2000
     with pm.Model():
         pm.Normal("y", pm.Normal("b", shape=d)[np.arange(50) % 7], 1, observed=np.zeros(50))
         step = PaperSGHMC(learning_rate=1e-4, batch_size=20, compile_kwargs=FAST)
     tracemalloc.start()
-    step.gradient.noise_covariance(np.zeros(d), np.random.default_rng(0))
+    noise_covariance(step.tuner.gradient, Coordinates(), np.zeros(d), np.random.default_rng(0))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < d * d  # bytes: an eighth of a matrix
@@ -207,10 +215,16 @@ def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(mo
         learning_rate=1e-3, batch_size=5, noise_estimate="diag", friction=0.01, n_steps=1,
         model=model, compile_kwargs=FAST,
     )  # fmt: skip
-    point = model.initial_point()
-    point, [stats] = step.step(point)
+    given = []
+
+    def update(*args, noise_estimate, **settings):
+        given.append(noise_estimate)
+        return sghmc.update(*args, noise_estimate=noise_estimate, **settings)
+
+    step.draws.loops.update = update
+    point, [stats] = step.step(model.initial_point())
     assert stats["gradient_noise"] > 1
-    assert np.all(step.update_arguments(1e-3)["noise_estimate"] <= 0.01)
+    assert len(given) == 1 and np.all(given[0] <= 0.01)
     step.stop_tuning()
     with pytest.raises(SamplingError, match=r"exceeds friction = 0.01.*Try .*learning_rate="):
         step.step(point)
@@ -285,7 +299,7 @@ def test_discrete_unknown_is_refused_and_left_to_others_by_default(sampler):
         pm.Normal("y", mu[k], 1, observed=np.arange(20.0))
     with pytest.raises(ValueError, match="k is discrete and has no gradient"):
         build(sampler, model, vars=[mu, k], batch_size=5)
-    assert build(sampler, model, batch_size=5).var_names == ("mu",)
+    assert build(sampler, model, batch_size=5).unknowns.names == ("mu",)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
@@ -334,7 +348,7 @@ def test_float32_model_stays_in_float32(sampler):
             step = build(sampler, model, **settings)
             point, [stats] = step.step(model.initial_point())
             assert point["mu"].dtype == np.float32
-            assert all(part.dtype == np.float32 for part in step.state)
+            assert all(part.dtype == np.float32 for part in step.chain.state)
             assert np.isfinite(stats["configurational_temperature"])
 
 
@@ -366,7 +380,8 @@ def test_missing_values_set_later_are_named(noise_estimate):
     step.begin_chain(np.random.default_rng(0))
     with pytest.raises(SamplingError, match=r"is not finite(?!.*nan)"):
         step.step(model.initial_point())
-    assert step.gradient.odd_values(step.gradient.draw_minibatch(step.rng)) == "missing values"
+    gradient = step.tuner.gradient
+    assert gradient.data.odd_values(gradient.order.probe(step.rng)) == "missing values"
     with model:
         pm.set_data({"X": np.where(np.arange(60)[:, None] == 7, np.nan, np.ones((60, 2)))})
     step.begin_chain(np.random.default_rng(0))
@@ -386,7 +401,7 @@ def test_numpy_numbers_from_a_schedule_leave_the_precision_alone(schedule):
         for sampler in SAMPLERS:
             step = build(sampler, model, learning_rate=schedule)
             step.step(model.initial_point())
-            assert {part.dtype for part in step.state} == {np.dtype("float32")}
+            assert {part.dtype for part in step.chain.state} == {np.dtype("float32")}
 
 
 @pytest.mark.parametrize("value", [None, "a", np.array([1e-5]), -1e-5, np.nan])
@@ -401,7 +416,7 @@ def test_bad_value_of_a_schedule_is_refused_in_words(model, value):
 
 def test_numbers_of_numpy_and_partial_points_are_taken(model):
     for friction in (np.float32(0.1), np.array(0.1), 1):
-        assert build(SAMPLERS[1], model).d == 3
+        assert build(SAMPLERS[1], model).unknowns.d == 3
         step = PaperSGHMC(
             learning_rate=np.float32(1e-4), batch_size=np.int64(10), n_steps=np.int64(2),
             friction=friction, initial_point={"beta": [1.0, 2.0]}, model=model,
@@ -493,11 +508,11 @@ def test_seed_gives_the_same_draws_whatever_the_cores_and_the_threads_of_blas(sa
 def test_copied_step_sees_the_models_data_and_does_not_copy_them():
     model = linear_regression()
     step = copy.deepcopy(build(SAMPLERS[0], model, batch_size=60))
-    assert step.gradient.arrays[0] is model["X"].get_value(borrow=True)
+    assert step.tuner.gradient.data.arrays[0] is model["X"].get_value(borrow=True)
     with model:
         pm.set_data({"X": np.zeros((60, 2))})
     step.begin_chain(np.random.default_rng(0))
-    assert not step.gradient.arrays[0].any()
+    assert not step.tuner.gradient.data.arrays[0].any()
     point, _ = step.step(model.initial_point())
     assert np.isfinite(point["beta"]).all()
 

@@ -7,10 +7,9 @@ import pytensor.tensor as pt
 import pytest
 
 from modes import FAST
-from targets import linear_regression
+from targets import gradient_of, linear_regression
 
 from pymc_sghmc import SGHMC
-from pymc_sghmc.gradients.gradients import MinibatchGradient
 from pymc_sghmc.tuning import centre
 from pymc_sghmc.tuning.centre import NEAR, find_centre, largest_curvature
 from pymc_sghmc.tuning.setup import same_inputs, unconstrained_point
@@ -24,8 +23,8 @@ def potential(H, mean):
     return model
 
 
-def gradient_of(model, batch_size=None):
-    return MinibatchGradient(model, model.value_vars, batch_size, compile_kwargs=FAST)
+def passes_of(model, batch_size=None):
+    return gradient_of(model, batch_size).passes
 
 
 def correlated(d=4, condition=100.0, seed=0):
@@ -59,7 +58,7 @@ def test_mode_and_covariance_of_a_gaussian_are_exact(name, distance):
     rng = np.random.default_rng(1)
     mean = rng.normal(size=len(H)) * sd
     found = find_centre(
-        gradient_of(potential(H, mean)), mean + distance * sd * rng.normal(size=len(H))
+        passes_of(potential(H, mean)), mean + distance * sd * rng.normal(size=len(H))
     )
     off, unit = whitened(found, H, mean)
     assert off < NEAR
@@ -70,7 +69,7 @@ def test_mode_and_covariance_of_a_gaussian_are_exact(name, distance):
 
 def test_scales_from_1e_minus_6_to_1e6_are_found():
     H = np.diag(np.geomspace(1e-6, 1e6, 7) ** -2)
-    found = find_centre(gradient_of(potential(H, np.zeros(7))), 3 * np.diag(H) ** -0.5)
+    found = find_centre(passes_of(potential(H, np.zeros(7))), 3 * np.diag(H) ** -0.5)
     off, unit = whitened(found, H, np.zeros(7))
     assert off < NEAR
     np.testing.assert_allclose(unit, np.eye(7), atol=1e-4)
@@ -79,7 +78,7 @@ def test_scales_from_1e_minus_6_to_1e6_are_found():
 def test_given_point_is_taken_as_it_is_and_measured():
     H, mean = correlated(), np.ones(4)
     point = mean + np.array([0.1, -0.2, 0.3, 0.0])
-    found = find_centre(gradient_of(potential(H, mean)), point, optimise=False)
+    found = find_centre(passes_of(potential(H, mean)), point, optimise=False)
     np.testing.assert_array_equal(found.position, point)
     np.testing.assert_allclose(whitened(found, H, mean)[1], np.eye(4), atol=1e-4)
 
@@ -93,10 +92,10 @@ def test_diagonal_factor_gives_the_posteriors_energy():
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 10 * scales, shape=6)
         pm.Normal("y", pm.Data("X", X) @ beta, 1, observed=y)
-    gradient = gradient_of(model, 50)
+    passes = passes_of(model, 50)
     H = X.T @ X + np.diag(0.01 / scales**2)
     mean = np.linalg.solve(H, X.T @ y)
-    found = find_centre(gradient, np.zeros(6), dense=False)
+    found = find_centre(passes, np.zeros(6), dense=False)
     off, unit = whitened(found, H, mean)
     assert found.factor.shape == (6,)
     assert off < 1  # the optimiser knows no scales here
@@ -104,7 +103,7 @@ def test_diagonal_factor_gives_the_posteriors_energy():
     np.testing.assert_allclose(np.diag(unit), 1, atol=0.25)
     assert abs(np.trace(unit) / 6 - 1) < 0.12
     exact = np.linalg.eigvalsh(np.diag(scales) @ H @ np.diag(scales))[-1]
-    assert largest_curvature(gradient, mean, scales) == pytest.approx(exact, rel=0.1)
+    assert largest_curvature(passes, mean, scales) == pytest.approx(exact, rel=0.1)
 
 
 @pytest.fixture
@@ -122,16 +121,16 @@ def rows(monkeypatch):
 
 def test_subset_of_the_rows_leads_to_the_mode_of_all_in_few_passes(rows):
     model, H, mean = rows
-    gradient = gradient_of(model, 100)
+    passes = passes_of(model, 100)
     sizes = []
-    likelihood = gradient.likelihood
+    likelihood = passes.likelihood
 
     def spy(position, subset=None):
         sizes.append(None if subset is None else subset[0].size)
         return likelihood(position, subset)
 
-    gradient.likelihood = spy
-    found = find_centre(gradient, np.array([200.0, 300.0]))
+    passes.likelihood = spy
+    found = find_centre(passes, np.array([200.0, 300.0]))
     off, unit = whitened(found, H, mean)
     assert off < NEAR
     np.testing.assert_allclose(unit, np.eye(2), atol=0.01)  # of a subset, whose curvature is alike
@@ -145,8 +144,7 @@ def test_subset_of_the_rows_leads_to_the_mode_of_all_in_few_passes(rows):
 def test_mode_of_the_subset_is_not_that_of_all_rows(rows):
     # Negative control: without the last passes the mode would be that of other data.
     model, H, mean = rows
-    gradient = gradient_of(model, 100)
-    counted = centre._Counted(gradient)
+    counted = centre._Counted(passes_of(model, 100))
     x, _, _ = centre._climb(counted, mean, np.ones(2), counted.subset, maxiter=100)
     assert np.sqrt((x - mean) @ H @ (x - mean)) > 5 * NEAR
 
@@ -156,11 +154,11 @@ def test_steps_into_the_forbidden_are_taken_back():
     with pm.Model() as model:
         x = pm.Flat("x", shape=2)
         pm.Potential("energy", pt.log(1 + x).sum() * 10 - 10 * ((x - [1.0, 3.0]) ** 2).sum())
-    gradient = gradient_of(model)
+    passes = passes_of(model)
     start = np.array([400.0, -0.999])
     with np.errstate(all="ignore"):
-        assert not np.isfinite(gradient(start + gradient(start, ())[1], ())[0])
-    found = find_centre(gradient, start)
+        assert not np.isfinite(passes.log_density(start + passes.log_density(start)[1])[0])
+    found = find_centre(passes, start)
     m = np.array([1.0, 3.0])
     mode = (m - 1 + np.sqrt((m + 1) ** 2 + 2)) / 2  # 1/(1 + x) = 2 (x − m)
     H = 10 / (1 + mode) ** 2 + 20
@@ -173,12 +171,12 @@ def test_saddle_is_left_or_made_a_scale():
     with pm.Model() as model:
         x = pm.Flat("x")
         pm.Potential("energy", -((x**2 - 1) ** 2))
-    gradient = gradient_of(model)
-    found = find_centre(gradient, np.array([1e-3]))
+    passes = passes_of(model)
+    found = find_centre(passes, np.array([1e-3]))
     assert abs(abs(found.position[0]) - 1) < NEAR / np.sqrt(8)
     assert 0.5 < found.factor[0, 0] ** 2 * 8 < 2  # over one sd on either side it is not constant
     # On top of the hill the gradient vanishes: a factor all the same, about that of curvature 4.
-    there = find_centre(gradient, np.array([0.0]), optimise=False)
+    there = find_centre(passes, np.array([0.0]), optimise=False)
     assert 0.5 < there.factor[0, 0] ** 2 * 4 < 2
 
 
@@ -186,7 +184,7 @@ def test_flat_direction_gets_a_finite_scale():
     with pm.Model() as model:
         x = pm.Flat("x", shape=2)
         pm.Potential("energy", -0.5 * (x[0] - 3) ** 2)
-    found = find_centre(gradient_of(model), np.zeros(2))
+    found = find_centre(passes_of(model), np.zeros(2))
     assert abs(found.position[0] - 3) < NEAR
     assert np.isfinite(found.factor).all() and np.linalg.det(found.factor) > 0
     assert found.factor[0, 0] == pytest.approx(1, rel=1e-3)
@@ -199,9 +197,9 @@ def test_float32_model_is_found_to_its_precision():
         with pm.Model() as model:
             mu = pm.Normal("mu", 0, 10, shape=2)
             pm.Normal("y", mu, np.array([1.0, 0.1], dtype="f4"), observed=y)
-        gradient = gradient_of(model, 50)
-        assert gradient.dtype == np.float32
-        found = find_centre(gradient, np.array([5.0, 3.0]))
+        passes = passes_of(model, 50)
+        assert passes.density.dtype == np.float32
+        found = find_centre(passes, np.array([5.0, 3.0]))
     H = np.diag(1000 / np.array([1.0, 0.1]) ** 2 + 0.01)
     off, unit = whitened(found, H, np.linalg.solve(H, y.sum(axis=0) / np.array([1.0, 0.1]) ** 2))
     assert off < 2 * NEAR
@@ -214,6 +212,10 @@ def test_float32_model_is_found_to_its_precision():
 def step_of(model, **settings):
     settings = {"batch_size": 10, **settings}
     return SGHMC(model=model, compile_kwargs=FAST, **settings)
+
+
+def factor_of(step):
+    return step.tuner.setup.coordinates.factor
 
 
 def curvature(model, position):
@@ -232,22 +234,23 @@ def curvature(model, position):
 def test_dense_and_diagonal_preconditioner_are_the_posteriors():
     model = linear_regression(200)
     dense = step_of(model, preconditioner="dense")
-    position = dense.setup.centre.position
+    position = dense.tuner.setup.centre.position
     H = curvature(model, position)
     grad = model.compile_dlogp()({"beta": position[:2], "sigma_log__": np.array(position[2])})
     assert grad @ np.linalg.solve(H, grad) < NEAR**2
-    np.testing.assert_allclose(dense.factor.T @ H @ dense.factor, np.eye(3), atol=0.02)
-    assert dense.setup.stiffness == dense.setup.slowness == 1
-    np.testing.assert_array_equal(step_of(model).factor, dense.factor)  # what "auto" means here
+    np.testing.assert_allclose(factor_of(dense).T @ H @ factor_of(dense), np.eye(3), atol=0.02)
+    assert dense.tuner.setup.stiffness == dense.tuner.setup.slowness == 1
+    auto = step_of(model)  # the same here
+    np.testing.assert_array_equal(factor_of(auto), factor_of(dense))
 
     diag = step_of(model, preconditioner="diag")
-    assert diag.factor.shape == (3,)
+    assert factor_of(diag).shape == (3,)
     sd = np.sqrt(np.diag(np.linalg.inv(H)))
-    ratios = diag.factor / sd
+    ratios = factor_of(diag) / sd
     np.testing.assert_allclose(ratios, ratios[0], rtol=0.02)
-    values = np.linalg.eigvalsh(diag.factor[:, None] * H * diag.factor)
-    assert values[-1] == pytest.approx(diag.setup.stiffness, rel=0.02)
-    assert values[0] == pytest.approx(diag.setup.slowness, rel=0.02)
+    values = np.linalg.eigvalsh(factor_of(diag)[:, None] * H * factor_of(diag))
+    assert values[-1] == pytest.approx(diag.tuner.setup.stiffness, rel=0.02)
+    assert values[0] == pytest.approx(diag.tuner.setup.slowness, rel=0.02)
 
 
 @pytest.mark.parametrize("P", [np.array([0.01, 0.02, 0.005]), 0.01 * np.eye(3) + 0.002])
@@ -255,10 +258,10 @@ def test_given_preconditioner_is_kept_and_its_curvatures_measured(P):
     model = linear_regression(200)
     step = step_of(model, preconditioner=P)
     L = np.diag(np.sqrt(P)) if P.ndim == 1 else np.linalg.cholesky(P)
-    np.testing.assert_allclose(step.factor, np.sqrt(P) if P.ndim == 1 else L)
-    values = np.linalg.eigvalsh(L.T @ curvature(model, step.setup.centre.position) @ L)
-    assert step.setup.stiffness == pytest.approx(values[-1], rel=0.02)
-    assert step.setup.slowness == pytest.approx(values[0], rel=0.02)
+    np.testing.assert_allclose(factor_of(step), np.sqrt(P) if P.ndim == 1 else L)
+    values = np.linalg.eigvalsh(L.T @ curvature(model, step.tuner.setup.centre.position) @ L)
+    assert step.tuner.setup.stiffness == pytest.approx(values[-1], rel=0.02)
+    assert step.tuner.setup.slowness == pytest.approx(values[0], rel=0.02)
 
 
 def test_given_centre_is_taken_on_either_scale():
@@ -271,8 +274,8 @@ def test_given_centre_is_taken_on_either_scale():
         {"beta": beta, "sigma": sigma, "sigma_log__": np.log(sigma), "mu": np.zeros(60)},
     ):
         step = step_of(model, centre=point)
-        np.testing.assert_allclose(step.setup.centre.position, expected, rtol=1e-12)
-        np.testing.assert_allclose(step.control_variates.anchor.centre, expected, rtol=1e-12)
+        np.testing.assert_allclose(step.tuner.setup.centre.position, expected, rtol=1e-12)
+        np.testing.assert_allclose(step.tuner.control_variates.anchor.centre, expected, rtol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:`find_MAP` will:FutureWarning")  # PyMC 6: jitter, InferenceData
@@ -282,7 +285,7 @@ def test_what_find_map_returns_is_a_centre():
         point = pm.find_MAP(progressbar=False)
         step = step_of(model, centre=point)
     np.testing.assert_allclose(
-        step.setup.centre.position, [*point["beta"], point["sigma_log__"]], rtol=1e-12
+        step.tuner.setup.centre.position, [*point["beta"], point["sigma_log__"]], rtol=1e-12
     )
 
 

@@ -17,14 +17,14 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from samplers import SAMPLERS, PaperSGLD
+from table import SAMPLERS, PaperSGLD
 from targets import linear_regression
 
 from pymc_sghmc import SGHMC, SGLD, schedules
 from pymc_sghmc.step.arguments import ARGUMENTS, SharedArguments, checked, compared
 from pymc_sghmc.step.step import StochasticGradientStep
 
-PACKAGE = Path(__file__).parents[1] / "pymc_sghmc"
+PACKAGE = Path(__file__).parents[2] / "pymc_sghmc"
 FAST = {"mode": "FAST_COMPILE"}
 BY_HAND = {"learning_rate": 1e-4, "batch_size": 10, "n_steps": 2, "compile_kwargs": FAST}
 CLASSES = list(dict.fromkeys(sampler.cls for sampler in SAMPLERS))
@@ -146,7 +146,7 @@ def test_what_the_step_is_handed_by_the_sampler_is_no_argument(model, cls):
 
 def test_a_typo_costs_nothing_but_the_call(model, monkeypatch):
     made = []
-    monkeypatch.setattr("pymc_sghmc.step.step.minibatch_gradient", lambda *args: made.append(args))
+    monkeypatch.setattr("pymc_sghmc.step.step.gradients", lambda *args: made.append(args))
     rng, given = np.random.default_rng(3), {"beta": np.ones(2)}
     arguments = {"rng": rng, "initial_point": given, "centre": given, **BY_HAND}
     before = dict(arguments)
@@ -227,15 +227,16 @@ def test_settings_hold_a_samplers_own_arguments_too(model):
 @pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
 def test_steps_of_single_unknowns_have_all_arguments_and_can_be_pickled(model, cls, dumps):
     compound = cls(model=model, gradient="plain", blocked=False, **BY_HAND)
-    assert [step.var_names for step in compound.methods] == [("beta",), ("sigma_log__",)]
+    assert [step.unknowns.names for step in compound.methods] == [("beta",), ("sigma_log__",)]
     for step in compound.methods:
         step.begin_chain(np.random.default_rng(1))
-        assert step.n_steps == 2 and not step.blocked
+        assert step.draws.n_steps == 2 and not step.blocked
         args, kwargs = step.__getnewargs_ex__()
         assert kwargs.keys() == {*BY_HAND, "model", "gradient", "blocked", "rng"}
         copied, point = pickle.loads(dumps(step)), model.initial_point()
         assert copied.settings == step.settings and len(args) == 1
-        [name], old = step.var_names, point[step.var_names[0]]
+        [name] = step.unknowns.names
+        old = point[name]
         new = step.step(point)[0][name]
         np.testing.assert_array_equal(copied.step(point)[0][name], new)
         assert (new != old).all()
@@ -258,7 +259,7 @@ def test_a_sampler_of_another_file_is_shown_alike():
         """
 
         def __init__(self, vars=None, *, own_one: int = 3, **shared: Unpack[SharedArguments]):
-            super().__init__(vars, own={"own_one": own_one}, **shared)
+            super().__init__(vars, {"own_one": own_one}, **shared)
 
     class Heir(Mine):
         """Its arguments are Mine's."""

@@ -216,6 +216,12 @@ def test_without_a_gradient_the_thermostat_moves_by_the_excess_of_speed():
     assert state.thermostat == pytest.approx(xi + alpha**2 / 4 * (K / eta - T), rel=1e-14)
 
 
+def test_friction_that_leaves_a_thermostat_nothing_is_refused():
+    for friction in (1, 1.0, np.float32(1)):
+        with pytest.raises(ValueError, match=r"friction=1: a thermostat .* Take less than 1"):
+            sgnht.SGNHT(friction=friction)
+
+
 def test_temperature_zero_draws_no_noise_and_slows_down():
     gradient = NoisyLinear(H, 0 * V)
     start = sgnht.SGNHTState(np.ones(3), np.zeros(3), np.zeros(()))

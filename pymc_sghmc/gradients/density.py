@@ -1,0 +1,198 @@
+"""The compiled log-density of a PyMC model on any of its rows, and its gradient.
+
+The arrays and the numbers of the rows are inputs of the compiled function, which holds no data; the
+prior and each row have weights, so that one function serves minibatches, parts and the whole. Knows
+graphs and what other steps sample; draws no rows.
+"""
+
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pymc.pytensorf import compile, join_nonshared_inputs, rewrite_pregrad
+from pytensor.gradient import NullTypeGradError
+from pytensor.graph.replace import clone_replace
+
+from pymc_sghmc.compat import ancestors
+from pymc_sghmc.loops.backends import shared_values
+from pymc_sghmc.models.contract import minibatch_log_density
+from pymc_sghmc.models.jumps import conditional_unknowns
+
+__all__ = ["Graph", "LogDensity"]
+
+
+class Graph(NamedTuple):
+    """The variables of a log-density, for those who compile more of it."""
+
+    groups: list  # of rows, with the model's variables
+    point: dict  # gives the shapes
+    position: pt.TensorVariable
+    prior_weight: pt.TensorVariable
+    row_weights: list  # a vector for each group of rows
+    rows: list  # a vector of row numbers for each
+    arrays: list  # whose rows they are
+    given: list  # unknowns that other steps sample
+    variables: list  # the model's own that make up the position
+    gradient: pt.TensorVariable  # of the weighted log-density, (d,)
+    by_row: list  # log-likelihood of each row, by group
+    prior: pt.TensorVariable  # scalar: all that isn't cut into rows; in the model's own variables
+    terms: list  # as ``by_row``, in the model's own variables and batches
+    gathered: dict  # of these batches: the rows of the arrays
+
+
+class LogDensity:
+    """Weighted log-density of some rows, and its gradient with respect to a step's unknowns.
+
+    Parameters
+    ----------
+    model : pm.Model
+    unknowns : Unknowns
+        What a position is made of.
+    batch_size : int or dict of {str: int}, optional
+        See `minibatch_log_density`.
+    point : dict
+        A point of the model.
+    compile_kwargs : dict, optional
+        Keyword arguments of ``pymc.pytensorf.compile``, such as ``mode``.
+    data : dict of {str: array}, optional
+        Arrays that take the place of what the model's ``pm.Data`` of these names hold.
+    n_rows : int, optional
+        Number of rows of the data if ``data`` holds some of them only.
+    """
+
+    def __init__(
+        self, model, unknowns, batch_size, point, compile_kwargs=None, data=None, n_rows=None
+    ):
+        data, variables = data or {}, list(unknowns.variables)
+        lengths = {name: n_rows or len(array) for name, array in data.items()}
+        rest, groups = minibatch_log_density(model, batch_size, point, lengths)
+        sources = [source for group in groups for source in group.full_data]
+        self.sources = [data.get(source.name, source) for source in sources]
+        arrays = [
+            _input_like(source, held.dtype, f"data_{i}")
+            for i, (source, held) in enumerate(zip(sources, self.sources, strict=True))
+        ]
+        rows = [pt.lvector(f"rows_{i}") for i in range(len(groups))]
+        batches = [(batch, idx) for g, idx in zip(groups, rows, strict=True) for batch in g.batches]
+        gathered = {
+            batch: array[idx].astype(batch.dtype)
+            for (batch, idx), array in zip(batches, arrays, strict=True)
+        }
+        # The prior and each row have weights: 1 and N/n, or others for parts of the whole.
+        terms = [group.log_likelihood for group in groups]
+        prior_weight = pt.scalar("prior_weight")
+        row_weights = [pt.vector(f"row_weights_{i}") for i in range(len(groups))]
+        weighted = [(w * rows).sum() for w, rows in zip(row_weights, terms, strict=True)]
+        logp = pt.add(prior_weight * rest, *weighted)
+
+        given = [v for v in model.value_vars if v not in set(variables)]
+        self.given_types = [(v.name, v.dtype) for v in given]
+        needed = set(ancestors(terms))
+        self.needed_by_likelihood = [v.name for v in given if v in needed]
+        self.conditional = [v.name for v in conditional_unknowns(logp, variables)]
+
+        outputs = [logp, _gradient(logp, variables), *terms]
+        if gathered:
+            outputs = clone_replace(outputs, gathered, rebuild_strict=False)
+        (logp, gradient, *by_row), position = join_nonshared_inputs(point, outputs, variables)
+        gradient = gradient.astype(position.dtype)
+        self.d, self.dtype = unknowns.d, unknowns.dtype
+        self.weights_dtype = np.dtype(prior_weight.dtype)
+        self.compile_kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
+        self.graph = Graph(
+            groups,
+            point,
+            position,
+            prior_weight,
+            row_weights,
+            rows,
+            arrays,
+            given,
+            variables,
+            gradient,
+            by_row,
+            rest,
+            terms,
+            gathered,
+        )
+        inputs = [position, prior_weight, *row_weights, *rows, *arrays, *given]
+        self.function, self._n_inputs = self.compiled(inputs, [logp, gradient]), len(inputs)
+        self.given = ()
+        self.condition_on(point)
+
+    def compiled(self, inputs, outputs):
+        """Compile more of the graph in the same way; inputs are trusted to have their types."""
+        function = compile(inputs, outputs, **self.compile_kwargs)
+        function.trust_input = True
+        return function
+
+    def row_function(self, terms):
+        """Compile ``terms``, a matrix for each group of rows: f(position, rows, arrays, given)."""
+        graph = self.graph
+        inputs = [graph.position, *graph.rows, *graph.arrays, *graph.given]
+        return self.compiled(inputs, terms)
+
+    @property
+    def has_graph(self) -> bool:
+        """Whether more can be compiled: a pickled density comes without its graph."""
+        return self.graph is not None
+
+    @property
+    def likelihood_needs_others(self) -> bool:
+        """Whether the rows' log-likelihood depends on unknowns that other steps sample."""
+        return bool(self.needed_by_likelihood)
+
+    @property
+    def held(self) -> tuple:
+        """Values, now, of the model's data containers that aren't cut into minibatches."""
+        return shared_values(self.function, self._n_inputs)
+
+    def condition_on(self, point) -> None:
+        """Hold the unknowns that other steps sample at their values in ``point``."""
+        if self.given_types:
+            # copies: in workers PyMC changes the arrays of a point in place
+            self.given = tuple(
+                np.array(point[name], dtype=dtype) for name, dtype in self.given_types
+            )
+
+    @contextmanager
+    def at(self, given):
+        """Hold the unknowns that other steps sample at these values for a while."""
+        now, self.given = self.given, given
+        try:
+            yield
+        finally:
+            self.given = now
+
+    def __call__(self, position, prior_weight, row_weights, rows, arrays):
+        """Weighted log-density and gradient."""
+        return self.function(position, prior_weight, *row_weights, *rows, *arrays, *self.given)
+
+    def __deepcopy__(self, memo):
+        # Copies of a step share the data, the model's containers and the compiled function.
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __getstate__(self):
+        # Workers get no graph, which holds the model's containers; of data they get those of `rows`.
+        return {**self.__dict__, "graph": None, "sources": None}
+
+
+def _gradient(logp, variables):
+    try:
+        grads = pt.grad(rewrite_pregrad(logp), variables, disconnected_inputs="ignore")
+    except (NotImplementedError, NullTypeGradError) as error:
+        raise ValueError(
+            "The log-density has no gradient that PyTensor could take. Give the operation one, "
+            "write it with PyTensor's own, or leave the unknowns to a step that needs none, such "
+            f"as pm.Slice. (PyTensor says: {str(error).strip().splitlines()[0]})"
+        ) from error
+    return pt.concatenate([g.ravel() for g in grads])
+
+
+def _input_like(source, dtype, name):
+    kind = source.type
+    return pt.tensor(name, dtype=str(dtype), shape=(None, *kind.shape[1:]))

@@ -1,0 +1,50 @@
+"""How noisy a gradient from minibatches is. Knows gradients, no samplers."""
+
+import numpy as np
+
+from pymc_sghmc.rows.data import Minibatch
+
+__all__ = ["noise_covariance"]
+
+N_MICROBATCHES = 10
+
+
+def noise_covariance(gradient, coordinates, position, rng, full: bool = False) -> np.ndarray:
+    """Estimate V = Cov[∇Ũ] in φ from one fresh minibatch cut into micro-batches.
+
+    The covariance of the gradients of micro-batches of b rows, times b/n: unbiased, with the
+    factor N²/n of rows drawn with replacement; the prior adds nothing to it. This is the
+    empirical Fisher information of Ahn et al. (2012) with micro-batches for rows.
+
+    Parameters
+    ----------
+    gradient : MinibatchGradient or ControlVariates
+    coordinates : Coordinates
+        φ, in which the noise is measured and ``position`` is given.
+    position : array of shape (d,)
+    rng : numpy.random.Generator
+    full : bool, default False
+        All of the matrix, not its diagonal alone.
+
+    Returns
+    -------
+    array of shape (d,) or (d, d)
+    """
+    theta = coordinates.to_theta(position)
+    rows, arrays = gradient.order.probe(rng)
+    d = position.size
+    total = np.zeros((d, d) if full else d)
+    for k, (idx, is_noisy) in enumerate(zip(rows, gradient.data.is_noisy, strict=True)):
+        if not is_noisy:
+            continue
+        n = idx.size
+        b = max(1, n // N_MICROBATCHES)
+        micro = [
+            Minibatch((*rows[:k], idx[i : i + b], *rows[k + 1 :]), arrays)
+            for i in range(0, n - b + 1, b)
+        ]
+        gradients = [coordinates.pull_back(gradient(theta, part)[1]) for part in micro]
+        deviations = np.stack(gradients) - np.mean(gradients, axis=0)  # (micro-batches, d)
+        scale = b / n / (len(micro) - 1)
+        total += scale * (deviations.T @ deviations if full else np.square(deviations).sum(axis=0))
+    return total

@@ -1,0 +1,131 @@
+"""Passes over all rows: log-density and gradient of the whole, and what is known of each row.
+
+Memory is bounded: rows are gathered in chunks. Knows densities and rows, no minibatches of a chain.
+"""
+
+import warnings
+
+import numpy as np
+
+from scipy.special import fdtri
+
+__all__ = ["Passes"]
+
+PROBES, PROBE_ROWS = 100, 20  # sums of rows that tell how much rows differ
+UNEVEN = 3.0  # times as much noise over windows as rows in random order would have
+
+
+class Passes:
+    """Sums over all rows of a model, or over a subset that stands for them.
+
+    Parameters
+    ----------
+    density : LogDensity
+    data : InMemory or Streamed
+    """
+
+    def __init__(self, density, data):
+        self.density, self.data = density, data
+        self.order_is_checked = False
+
+    def prior(self, position):
+        """Log-density and gradient of all but the likelihoods that are cut into minibatches."""
+        return self._weighted(position, 1.0, self.data.part(None, None), None)
+
+    def of_rows(self, position, group, rows, weight=1.0):
+        """Log-likelihood and gradient of some rows at hand of a group."""
+        return self._weighted(position, 0.0, self.data.part(group, rows), (group, weight))
+
+    def likelihood(self, position, subset=None):
+        """Log-likelihood and gradient of all rows, or of a subset scaled by N over its size.
+
+        Parameters
+        ----------
+        position : array of shape (d,)
+        subset : tuple of arrays, optional
+            Numbers of rows at hand, for each group.
+        """
+        logp, sums, sizes = 0.0, [np.zeros(position.shape)], [0]
+        for window, group, rows, weight, arrays in self.data.chunks(subset):
+            if window == len(sums):
+                sums.append(np.zeros(position.shape))
+                sizes.append(0)
+            minibatch = self.data.part(group, rows)._replace(arrays=arrays)
+            part = self._weighted(position, 0.0, minibatch, (group, weight))
+            logp, sums[-1] = logp + float(part[0]), sums[-1] + part[1]
+            sizes[-1] += rows.size
+        if len(sums) > 1 and not self.order_is_checked:
+            self.order_is_checked = True
+            self._check_order(position, np.array(sums) / weight, np.array(sizes))
+        return logp, np.sum(sums, axis=0)
+
+    def log_density(self, position, subset=None):
+        """Log-density and gradient from all rows, or from a subset of them."""
+        prior, likelihood = self.prior(position), self.likelihood(position, subset)
+        return float(prior[0]) + likelihood[0], prior[1] + likelihood[1]
+
+    def leverages(self, row_function, points) -> list:
+        """Curvature of each row's log-likelihood between ``points``, for each group of rows.
+
+        ``points`` are a middle and pairs of ends on either side of it; of each pair the second
+        difference of the log-likelihood is taken, and of these the root mean square.
+        """
+        out = [np.zeros(n_rows, dtype=np.float32) for n_rows in self.data.n_rows]
+        for chunk, inputs in self._by_row():
+            k = chunk.group
+            middle, *ends = [row_function(x, *inputs)[k][:, 0] for x in points]
+            differences = [a + b - 2 * middle for a, b in zip(ends[::2], ends[1::2], strict=True)]
+            squares = np.mean(np.square(differences), axis=0)
+            out[k][chunk.rows] = np.nan_to_num(np.sqrt(squares), posinf=0.0)
+        return out
+
+    def tables(self, row_function, position) -> list:
+        """Return what ``row_function`` says of each row but its log-likelihood, by group of rows."""
+        out = [None] * len(self.data.n_rows)
+        for chunk, inputs in self._by_row():
+            k = chunk.group
+            part = row_function(position, *inputs)[k][:, 1:]
+            if out[k] is None:
+                out[k] = np.empty((self.data.n_rows[k], part.shape[1]), dtype=part.dtype)
+            out[k][chunk.rows] = part
+        return out
+
+    def _by_row(self):
+        for chunk in self.data.chunks():
+            rows = self.data.part(chunk.group, chunk.rows).rows
+            yield chunk, (*rows, *chunk.arrays, *self.density.given)
+
+    def _weighted(self, position, prior_weight, minibatch, counted):
+        """Weigh the prior, and the rows of one group, (group, weight); others count nothing."""
+        dtype = self.density.weights_dtype
+        weights = [np.zeros(rows.size, dtype=dtype) for rows in minibatch.rows]
+        if counted is not None:
+            group, weight = counted
+            weights[group][:] = weight
+        return self.density(position, np.asarray(prior_weight, dtype=dtype), weights, *minibatch)
+
+    def _check_order(self, position, sums, sizes):
+        """Warn where windows of a pass differ more than rows in random order would let them."""
+        if not np.isfinite(sums).all():
+            return
+        [at_hand] = self.data.n_at_hand
+        n, rng = min(PROBE_ROWS, at_hand), np.random.default_rng(0)
+        with np.errstate(all="ignore"):
+            probes = [
+                self.of_rows(position, 0, rng.integers(at_hand, size=n))[1] for _ in range(PROBES)
+            ]
+            row_variance = np.var(probes, axis=0, ddof=1) / n
+            mean = sums.sum(axis=0) / sizes.sum()
+            deviations = sums - sizes[:, None] * mean
+            between = (np.square(deviations) / sizes[:, None]).sum(axis=0) / (len(sizes) - 1)
+            ratio = np.nan_to_num(between / row_variance, posinf=0.0).max()
+        limit = fdtri(len(sizes) - 1, PROBES - 1, 1 - 1e-6 / position.size)
+        if ratio > max(UNEVEN, limit):
+            warnings.warn(
+                f"data=: windows of {sizes[0]} successive rows differ as {ratio:.3g} times as many "
+                "draws would not: the rows aren't in random order, so that noise lasts over many "
+                "steps and variances come out too large. Write the data in random order, or raise "
+                "the loader's buffer_rows, best to many times the length of runs of similar rows.",
+                UserWarning,
+                stacklevel=2,
+            )

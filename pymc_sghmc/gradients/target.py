@@ -1,0 +1,66 @@
+"""What an update rule is given for a gradient. Knows gradients and coordinates, no rule."""
+
+import math
+
+import numpy as np
+
+from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.gradients.noise import noise_covariance
+
+__all__ = ["Target", "inner"]
+
+
+def inner(a, b) -> float:
+    """Inner product without BLAS, whose threads get in the way of other chains."""
+    return float(np.einsum("i,i->", a, b))
+
+
+class Target:
+    """A gradient in a chain's coordinates, with the sums that the statistics of a draw need.
+
+    The configurational temperature is E[(θ−c)·∇Ũ(θ)]/d with the gradient of each step; by the
+    virial theorem it is 1 under the posterior for any fixed c.
+
+    Parameters
+    ----------
+    gradient : MinibatchGradient or ControlVariates
+    coordinates : Coordinates
+    """
+
+    def __init__(self, gradient, coordinates):
+        self.gradient, self.coordinates = gradient, coordinates
+        self.begin_draw(None, 0.0)
+
+    def begin_draw(self, chain, centre):
+        """Start the sums anew, about ``centre``; minibatches are drawn from the chain's place on."""
+        self.chain, self.centre = chain, centre
+        self.virial = self.square_norm = 0.0
+
+    def add(self, virial, square_norm):
+        """Take in the sums over inner steps that were made elsewhere."""
+        self.virial += virial
+        self.square_norm += square_norm
+
+    def draw_minibatches(self, rng, k):
+        """Draw the chain's next ``k`` minibatches."""
+        minibatches, self.chain.place = self.gradient.order.draw(rng, self.chain.place, k)
+        return minibatches
+
+    def draw_minibatch(self, rng):
+        """Draw the chain's next minibatch."""
+        return self.draw_minibatches(rng, 1).one(0)
+
+    def __call__(self, position, minibatch):
+        """Log-density and its gradient with respect to φ; raises `NonFinite`."""
+        theta = self.coordinates.to_theta(position)
+        logp, grad = self.gradient(theta, minibatch)
+        virial = -inner(theta - self.centre, grad)
+        if not math.isfinite(virial + float(logp)):
+            raise NonFinite(theta, grad, logp, minibatch)
+        self.virial += virial
+        self.square_norm += inner(grad, grad)
+        return logp, self.coordinates.pull_back(grad)
+
+    def noise_covariance(self, position, rng, full=False):
+        """V̂ in φ, by a minibatch that no step is made of: see `noise_covariance`."""
+        return noise_covariance(self.gradient, self.coordinates, position, rng, full)

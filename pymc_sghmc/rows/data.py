@@ -1,0 +1,191 @@
+"""The arrays behind a model's rows, and minibatches of them.
+
+A minibatch says which arrays its rows are of. Knows arrays and groups of rows; no order in which they
+are drawn, no gradients.
+"""
+
+from dataclasses import replace
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_sghmc.models.graphs import array_of, odd_values
+
+__all__ = ["Chunk", "InMemory", "Minibatch", "Minibatches"]
+
+CHUNK_BYTES = 2**24  # of data gathered at a time in a pass over all rows
+
+
+class Minibatch(NamedTuple):
+    """Some rows of each group."""
+
+    rows: tuple  # numbers of the rows, (n,) for each group
+    arrays: tuple  # whose rows they are
+
+
+class Minibatches(NamedTuple):
+    """Several minibatches of the same arrays."""
+
+    drawn: tuple  # rows of all minibatches, (k, n) for each group that isn't used whole
+    whole: tuple  # for each group: all of its rows, (n,), or None where they are drawn
+    arrays: tuple
+
+    def one(self, i) -> Minibatch:
+        """Return the minibatch number ``i``."""
+        drawn = iter(self.drawn)
+        rows = tuple([next(drawn)[i] if rows is None else rows for rows in self.whole])
+        return Minibatch(rows, self.arrays)
+
+
+class Chunk(NamedTuple):
+    """Rows of one group to be gathered at once, in a pass over all of them."""
+
+    window: int  # of the pass: rows that were in memory at the same time
+    group: int
+    rows: np.ndarray
+    weight: float  # of each
+    arrays: tuple
+
+
+class InMemory:
+    """Arrays that are at hand as a whole, those of a `np.memmap` included.
+
+    Parameters
+    ----------
+    groups : list of Group
+        Which arrays have rows in common, and how many of these a minibatch has.
+    sources : list
+        Arrays, or the model's data containers, asked anew when a chain begins.
+    dtype : numpy.dtype
+        Of weights.
+    resident : callable
+        From an array to what compiled functions take for it.
+    """
+
+    def __init__(self, groups, sources, dtype, resident):
+        self.groups, self.sources, self.dtype, self._resident = groups, sources, dtype, resident
+        self.reload()
+
+    def reload(self) -> None:
+        """Take the arrays that the model's data containers hold now; no copy is made."""
+        # PyMC masks NaN in its data containers: take the bare array
+        self.arrays = tuple(
+            np.ma.getdata(source if isinstance(source, np.ndarray) else array_of(source))
+            for source in self.sources
+        )
+        lengths = iter(map(len, self.arrays))
+        n_rows = []
+        for group in self.groups:
+            [n, *others] = {next(lengths) for _ in group.batches}
+            if others:
+                raise ValueError(
+                    f"The data of {', '.join(group.terms)} have {sorted([n, *others])} rows: "
+                    "after pm.set_data all arrays of a likelihood need the same number."
+                )
+            if group.batch_size > n:
+                raise ValueError(
+                    f"batch_size={group.batch_size}: more than the {n} rows that "
+                    f"{', '.join(group.terms)} has now."
+                )
+            n_rows.append(n)
+        self.resident = tuple([self._resident(array) for array in self.arrays])
+        self._count(n_rows)
+
+    def _count(self, n_rows):
+        self.n_rows, self.n_at_hand = n_rows, n_rows
+        self.batch_sizes = [group.batch_size for group in self.groups]
+        self.whole = tuple(
+            np.arange(rows) if rows == n else None
+            for rows, n in zip(n_rows, self.batch_sizes, strict=True)
+        )
+        self._chunk_rows = self._rows_per_chunk()
+        self.weights = self._uniform_weights(self.batch_sizes)
+
+    def _rows_per_chunk(self) -> list[int]:
+        arrays = iter(self.arrays)
+        row_bytes = [
+            sum(array.itemsize * array[:1].size for array in islice(arrays, len(group.batches)))
+            for group in self.groups
+        ]
+        return [max(1000, CHUNK_BYTES // max(1, size)) for size in row_bytes]
+
+    @property
+    def is_noisy(self) -> list[bool]:
+        """Whether a minibatch of each group is less than all of its rows."""
+        return [rows is None for rows in self.whole]
+
+    @property
+    def noisy_batch_sizes(self) -> list[int]:
+        """Sizes of the minibatches that aren't all of their rows; empty if the gradient is exact."""
+        return [n for n, rows in zip(self.batch_sizes, self.whole, strict=True) if rows is None]
+
+    def uniform_weights(self, rows) -> tuple:
+        """Weights N/n of rows drawn evenly, for each group."""
+        if all(w.size == idx.size for w, idx in zip(self.weights, rows, strict=True)):
+            return self.weights
+        return self._uniform_weights([idx.size for idx in rows])
+
+    def _uniform_weights(self, sizes) -> tuple:
+        scales = zip(self.n_rows, sizes, strict=True)
+        return tuple([np.full(n, n_rows / n, dtype=self.dtype) for n_rows, n in scales])
+
+    def evenly(self, rng, k) -> Minibatches:
+        """Draw ``k`` minibatches of the rows at hand, with replacement."""
+        sizes = zip(self.n_at_hand, self.batch_sizes, self.whole, strict=True)
+        drawn = tuple([rng.integers(N, size=(k, n)) for N, n, rows in sizes if rows is None])
+        return Minibatches(drawn, self.whole, self.resident)
+
+    def part(self, group, rows) -> Minibatch:
+        """Return rows of one group, and one row, which is not to count, of each other."""
+        others = np.zeros(1, dtype=np.int64)
+        everything = [rows if i == group else others for i in range(len(self.groups))]
+        return Minibatch(tuple(everything), self.resident)
+
+    def chunks(self, subset=None):
+        """Yield all rows, or a subset of those at hand that stands for them, in chunks."""
+        for k, n_rows in enumerate(self.n_rows):
+            rows = None if subset is None else subset[k]
+            count = n_rows if rows is None else rows.size
+            for start in range(0, count, self._chunk_rows[k]):
+                stop = min(start + self._chunk_rows[k], count)
+                chunk = np.arange(start, stop) if rows is None else rows[start:stop]
+                yield Chunk(0, k, chunk, n_rows / count, self.resident)
+
+    def odd_values(self, minibatch=None) -> str:
+        """Say what the data of these rows, or of all, contain that no gradient comes of, if anything.
+
+        ``pm.set_data`` may have put it there.
+        """
+        arrays = iter(self.arrays)
+        everything = [slice(None)] * len(self.groups)
+        return odd_values(
+            next(arrays)[rows]
+            for group, rows in zip(
+                self.groups, minibatch.rows if minibatch else everything, strict=True
+            )
+            for _ in group.batches
+        )
+
+    def __deepcopy__(self, memo):
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __getstate__(self):
+        # Workers get the data as they are now, not the model's containers.
+        self.reload()
+        groups = [
+            replace(
+                group,
+                sources=[],
+                batches=[None] * len(group.batches),
+                terms=dict.fromkeys(group.terms),
+            )
+            for group in self.groups
+        ]
+        return {**self.__dict__, "sources": self.arrays, "groups": groups, "resident": None}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.reload()

@@ -1,0 +1,98 @@
+"""The orders in which rows come up in minibatches: independently, evenly or by leverage.
+
+An order is asked for minibatches with the place of a chain in it, which it returns moved on and does
+not keep: ``draw(rng, place, k) -> (Minibatches, place)``. `Epochs` and `Windows` are orders, too.
+Knows rows, no gradients.
+"""
+
+from copy import deepcopy
+
+import numpy as np
+
+from pymc_sghmc.rows.data import Minibatches
+
+__all__ = ["ByLeverage", "WithReplacement"]
+
+
+class WithReplacement:
+    """Each row is drawn evenly and independently of all others.
+
+    Parameters
+    ----------
+    data : InMemory
+    """
+
+    independent = True  # a row may come up again before all others have
+
+    def __init__(self, data):
+        self.data = data
+
+    def draw(self, rng, place, k):
+        """Draw ``k`` minibatches."""
+        return self.data.evenly(rng, k), place
+
+    def probe(self, rng):
+        """Draw a minibatch that no step of a chain is made of."""
+        return self.data.evenly(rng, 1).one(0)
+
+    def weights(self, rows) -> tuple:
+        """Weights of the rows of a minibatch, by group."""
+        return self.data.uniform_weights(rows)
+
+
+class ByLeverage:
+    """Rows are drawn with a probability that grows with their leverage, and count for as much less.
+
+    An outlier that even minibatches would miss for a thousand steps, and that would then throw the
+    chain off, comes up often and gently.
+
+    Parameters
+    ----------
+    data : InMemory
+    leverages : list of arrays of shape (number of rows,)
+        One for each group of rows.
+    """
+
+    independent = True
+
+    def __init__(self, data, leverages):
+        self.data, self.pools, self.counts = data, [], []
+        for leverage in leverages:
+            # Row i is in the pool 1 + ⌊3 leverage / mean⌋ times; rows are drawn evenly from it.
+            mean = float(leverage.mean(dtype=float))
+            counts = (1 + (3 * leverage / mean if mean > 0 else leverage)).astype(np.int32)
+            self.pools.append(np.repeat(np.arange(counts.size, dtype=np.int32), counts))
+            self.counts.append(counts)
+
+    def draw(self, rng, place, k):
+        """Draw ``k`` minibatches."""
+        data = self.data
+        drawn = [
+            pool[rng.integers(pool.size, size=(k, n))].astype(np.int64)
+            for pool, n, rows in zip(self.pools, data.batch_sizes, data.whole, strict=True)
+            if rows is None
+        ]
+        return Minibatches(tuple(drawn), data.whole, data.resident), place
+
+    def probe(self, rng):
+        """Draw a minibatch that no step of a chain is made of."""
+        return self.draw(rng, None, 1)[0].one(0)
+
+    def weights(self, rows) -> tuple:
+        """Weights of the rows of a minibatch, by group."""
+        uniform = self.data.uniform_weights(rows)
+        return tuple(
+            [
+                weight
+                if whole is not None
+                else (pool.size / idx.size / counts[idx]).astype(weight.dtype, copy=False)
+                for whole, weight, idx, pool, counts in zip(
+                    self.data.whole, uniform, rows, self.pools, self.counts, strict=True
+                )
+            ]
+        )
+
+    def __deepcopy__(self, memo):
+        copied = object.__new__(type(self))
+        copied.__dict__.update({**self.__dict__, "data": deepcopy(self.data, memo)})
+        return copied

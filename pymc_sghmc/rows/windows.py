@@ -1,0 +1,163 @@
+"""Rows of data that never are in memory as a whole: a loader's blocks, read ahead.
+
+The rows of a loader, pass after pass, are one endless sequence. Windows of it, each of a whole number
+of minibatches, are held in memory and shuffled with the seed of the chain; while one is in use the
+next is read in the background. So every row comes up once in each pass, and the place of a chain is
+its seed and how many minibatches it has drawn. Knows loaders and rows, no gradients.
+"""
+
+import numpy as np
+
+from pymc_sghmc.models.graphs import odd_values
+from pymc_sghmc.rows.data import Chunk, InMemory, Minibatches
+from pymc_sghmc.rows.reading import ReadAhead, Reader
+
+__all__ = ["Streamed", "Windows"]
+
+WINDOW_BYTES = 2**25  # of a window, about; two are in memory
+WINDOW_BLOCKS, WINDOW_MINIBATCHES = 4, 10  # in a window, at least
+
+
+class Streamed(InMemory):
+    """Rows that come in blocks from a loader, of which the first, a pilot, are at hand.
+
+    What needs some rows only gets them from the pilot: probes of the noise, curvature, the first
+    climb to the mode. Full passes read all blocks.
+
+    Parameters
+    ----------
+    source : Source
+    groups : list of Group
+        One.
+    pilot : list of arrays
+    dtype : numpy.dtype
+        Of weights.
+    """
+
+    def __init__(self, source, groups, pilot, dtype):
+        self.source = source
+        [group, *others] = groups
+        if others:
+            raise ValueError(
+                "data=: the model has several groups of rows with different numbers of them. A "
+                "loader gives the rows of one; the others must be used whole: name the one in "
+                "batch_size={name: n}."
+            )
+        n = group.batch_size
+        if n > source.rows_per_pass // 2:
+            raise ValueError(
+                f"batch_size={n}: a loader of {source.n_rows} rows needs minibatches of at most "
+                "half of them. Lower batch_size, or leave it out and put the data into the model."
+            )
+        self.names = [variable.name for variable in group.sources]
+        row_bytes = sum(row.nbytes for row in source.first.values())
+        wanted = getattr(source.loader, "buffer_rows", None) or max(
+            WINDOW_BYTES // row_bytes, WINDOW_BLOCKS * source.block_rows, WINDOW_MINIBATCHES * n
+        )
+        self.minibatches_per_window = max(1, min(wanted, source.rows_per_pass) // n)
+        self._window = self._ahead = None
+        super().__init__(groups, pilot, dtype, resident=None)
+
+    @property
+    def rows_per_window(self) -> int:
+        """Number of rows in memory at a time."""
+        return self.minibatches_per_window * self.batch_sizes[0]
+
+    def reload(self) -> None:
+        """Take the pilot's arrays, and let go of the window; wait for the thread to end."""
+        if self._ahead is not None:
+            self._ahead.close()
+        self._window = self._ahead = None
+        self.arrays = self.resident = tuple(self.sources)
+        self._count([self.source.n_rows])
+        self.n_at_hand = [len(self.arrays[0])]
+
+    def window(self, seed, number) -> tuple:
+        """Return the arrays of a window, and the rows of its minibatches; have the next one read.
+
+        What was read is a cache: a window is a function of its number and a chain's seed.
+        """
+        if self._window is None or self._window[0] != (seed, number):
+            count = self.rows_per_window
+            if self._ahead is None or self._ahead.what != (seed, number):
+                self.reload()
+                reader = Reader(self.source, self.names, seed)
+                self._ahead = ReadAhead((seed, number), reader, number * count, count)
+            arrays, reader = tuple(self._ahead.result()), self._ahead.reader
+            order = np.random.default_rng([seed, number]).permutation(count)
+            rows = order.reshape(self.minibatches_per_window, -1)
+            self._window = (seed, number), arrays, rows
+            self._ahead = ReadAhead((seed, number + 1), reader, (number + 1) * count, count)
+        return self._window[1:]
+
+    def chunks(self, subset=None):
+        """Yield all rows, window by window, each read while the one before is in use."""
+        if subset is not None:
+            yield from super().chunks(subset)
+            return
+        weight, step = self.source.n_rows / self.source.rows_per_pass, self._chunk_rows[0]
+        for window, arrays in enumerate(self._pass()):
+            n = len(arrays[0])
+            for start in range(0, n, step):
+                yield Chunk(window, 0, np.arange(start, min(start + step, n)), weight, arrays)
+
+    def _pass(self):
+        reader, total = Reader(self.source, self.names, 0), self.source.rows_per_pass
+        size = self.rows_per_window
+        ahead = ReadAhead(0, reader, 0, min(size, total))
+        try:
+            for start in range(size, total + size, size):
+                arrays = ahead.result()
+                if start < total:
+                    ahead = ReadAhead(start, reader, start, min(size, total - start))
+                yield tuple(arrays)
+            reader.finish()
+        finally:
+            ahead.close()
+
+    def odd_values(self, minibatch=None) -> str:
+        """Say what these rows, or the pilot, contain that no gradient comes of, if anything."""
+        if minibatch is None:
+            return super().odd_values()
+        [rows] = minibatch.rows
+        return odd_values(array[rows] for array in minibatch.arrays)
+
+    def __deepcopy__(self, memo):
+        copied = super().__deepcopy__(memo)
+        copied._window = copied._ahead = None
+        return copied
+
+    def __getstate__(self):
+        return {**super().__getstate__(), "_window": None, "_ahead": None}
+
+
+class Windows:
+    """Minibatches of a stream: of one window after another, each in an order of its own.
+
+    The place of a chain is its seed and how many minibatches it has drawn.
+
+    Parameters
+    ----------
+    data : Streamed
+    """
+
+    independent = False
+
+    def __init__(self, data):
+        self.data = data
+
+    def draw(self, rng, place, k):
+        """Draw the next ``k`` minibatches, or fewer: those that are left in the window."""
+        seed, t = place or (int(rng.integers(2**63)), 0)
+        number, i = divmod(t, self.data.minibatches_per_window)
+        arrays, order = self.data.window(seed, number)
+        rows = order[i : i + k]
+        return Minibatches((rows,), (None,), arrays), (seed, t + len(rows))
+
+    def probe(self, rng):
+        """Draw rows of the pilot, with replacement."""
+        return self.data.evenly(rng, 1).one(0)
+
+    def weights(self, rows) -> tuple:
+        """Weights of the rows of a minibatch, by group."""
+        return self.data.uniform_weights(rows)

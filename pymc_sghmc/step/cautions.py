@@ -1,0 +1,129 @@
+"""What a step says before it samples, or as it begins: warnings, and what it has found.
+
+Knows gradients, models and settings; changes nothing.
+"""
+
+import logging
+import warnings
+
+import numpy as np
+
+from pymc_sghmc.models.graphs import minibatch_outputs
+from pymc_sghmc.models.jumps import jumping_unknowns
+
+__all__ = [
+    "notice",
+    "refuse_missing_values",
+    "refuse_single_rows",
+    "tell",
+    "warn_of_jumps",
+    "warn_of_other_steps",
+]
+
+_log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
+
+MANY_ROWS = 1000  # more aren't needed to see a jump
+FEW_DRAWS = 50  # of tuning, too few to measure by
+STACKLEVEL = 4  # a function here, the step's and the sampler's __init__, and who calls it
+
+
+def warn_of_other_steps(sampler, model, density, data):
+    """Warn of other steps beside this one that see other data."""
+    others = ", ".join(name for name, _ in density.given_types)
+    if others and minibatch_outputs([model.logp()]):
+        warnings.warn(
+            f"{sampler} leaves {others} to other steps, and the model has a "
+            "pm.Minibatch. Unless these are stochastic-gradient steps, too, they sample a density "
+            "that changes at every call, and the posterior is wrong: use the model of all data "
+            "with batch_size.",
+            UserWarning,
+            stacklevel=STACKLEVEL,
+        )
+    if data is not None and density.likelihood_needs_others:
+        needed = ", ".join(density.needed_by_likelihood)
+        warnings.warn(
+            f"{sampler}(data=...) leaves {needed} to other steps. These see only the "
+            "rows that the model itself holds, and make the posterior wrong, unless they are "
+            "stochastic-gradient steps with the same data.",
+            UserWarning,
+            stacklevel=STACKLEVEL,
+        )
+
+
+def warn_of_jumps(sampler, gradient, unknowns, position):
+    """Warn where the log-density jumps with an unknown, which no gradient sees."""
+    if not gradient.density.conditional:
+        return
+    minibatch = gradient.order.probe(np.random.default_rng(0))
+    some = tuple(idx[:: 1 + len(idx) // MANY_ROWS] for idx in minibatch.rows)
+    minibatch = minibatch._replace(rows=some)
+    places = {name: unknowns.places[name] for name in gradient.density.conditional}
+    jumping = jumping_unknowns(lambda theta: gradient(theta, minibatch)[0], position, places)
+    if jumping:
+        warnings.warn(
+            f"{sampler}: the log-density jumps where a condition, an index or a rounded "
+            f"number changes with {', '.join(jumping)}. Gradients don't see it, so that the "
+            "posterior comes out wrong, whatever its temperature. Make the condition smooth, such "
+            "as pm.math.sigmoid((x - c) / width) for x > c, or leave these unknowns out of vars "
+            "and give them to pm.Slice or pm.Metropolis.",
+            UserWarning,
+            stacklevel=STACKLEVEL,
+        )
+
+
+def refuse_single_rows(data):
+    """Refuse minibatches of one row where noise must be measured."""
+    if 1 in data.noisy_batch_sizes:
+        raise ValueError(
+            "batch_size=1: automatic settings need at least 2 rows in a minibatch to measure "
+            "how they differ. Raise batch_size."
+        )
+
+
+def refuse_missing_values(data):
+    """Refuse data with missing values, where the density isn't finite."""
+    if data.odd_values() == "missing values":
+        raise ValueError(
+            "The data of the likelihood have missing values. Drop these rows, or impute them "
+            "beforehand."
+        ) from None
+
+
+def tell(sampler, tuner, tuning, learning_rate, seconds):
+    """Log what was set up and chosen, and warn where there is no mode."""
+    kind = "control variates" if tuning.control_variates else "plain minibatches"
+    kind = "all data" if tuner.gradient.is_exact else kind
+    shape = {0: "no", 1: "diagonal", 2: "dense"}[tuner.setup.coordinates.ndim]
+    settings = f"learning_rate={learning_rate:.3g}"
+    if tuning.friction is not None:
+        settings += f", friction={tuning.friction:.3g}"
+    d = tuner.gradient.density.d
+    _log.info(
+        f"{sampler}: {kind}, {shape} preconditioner of {d} unknown{'s' * (d > 1)}, {settings}; "
+        f"{100 * tuning.bias:.1f} % bias of variances predicted. Setting up took "
+        f"{tuner.setup.passes:.0f} passes over the data, {seconds:.1f} s."
+    )
+    if not tuner.setup.centre.is_mode:
+        _log.warning(
+            f"{sampler} found no mode around which the posterior is near a Gaussian: "
+            "a funnel, a ridge or a flat direction, perhaps. Its settings may be far off, and "
+            "temperatures can't show what chains don't reach. Reparametrise the model (groups "
+            "non-centred where data are few), pass centre=, or use NUTS; look at R-hat."
+        )
+
+
+def notice(sampler, tuner, chain) -> str | None:
+    """Say, at the first draw after tuning, which settings may be wrong, if any."""
+    if chain.tuning is None or not tuner.is_tuned:
+        return None
+    if 0 < chain.n_tuned < FEW_DRAWS:
+        return (
+            f"{sampler}: tune={chain.n_tuned} is too little to measure the gradient's noise by. Its "
+            f"settings may be wrong: use at least tune={FEW_DRAWS}, better 500."
+        )
+    if chain.tuning.bias > 2 * tuner.settings.target_bias:
+        return (
+            f"{sampler}: variances are predicted to come out {100 * chain.tuning.bias:.0f} % too large "
+            "at the given settings. Lower learning_rate, or leave it to the step."
+        )
+    return None

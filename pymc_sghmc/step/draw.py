@@ -1,0 +1,191 @@
+"""One draw in the making: its inner steps, their sums, and what its statistics say. Knows no rule."""
+
+import math
+
+import numpy as np
+
+from pymc.stats.convergence import SamplerWarning
+
+from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.loops.inner_loops import InnerLoops
+from pymc_sghmc.schedules import Phase
+
+__all__ = ["STATISTICS", "Draw", "DrawLoop"]
+
+STATISTICS = {
+    "learning_rate": (np.float64, []),
+    "draw_weight": (np.float64, []),
+    "kinetic_temperature": (np.float64, []),
+    "configurational_temperature": (np.float64, []),
+    "target_temperature": (np.float64, []),
+    "gradient_norm": (np.float64, []),
+    "gradient_noise": (np.float64, []),
+    "friction": (np.float64, []),
+    "control_variates": (bool, []),
+    "minibatch_logp": (np.float64, []),
+    "cycle": (int, []),
+    "diverging": (bool, []),
+    "divergences": (int, []),  # the dtype that NUTS gives it: both may be in one model
+    "warning": (SamplerWarning, None),
+}
+
+
+class Draw:
+    """Inner steps of a draw, as they are made.
+
+    Attributes
+    ----------
+    state : NamedTuple
+        After the last of them.
+    phase : Phase
+        Of the last, or of the one that can't be made.
+    settings : dict
+        Arguments of ``update`` at the last.
+    """
+
+    def __init__(self):
+        self.state = self.phase = self.settings = None
+        self.n_steps, self.weight, self.kinetic, self.logp = 0, 0.0, 0.0, math.nan
+
+    @property
+    def learning_rate(self) -> float:
+        """η, NaN before it is known."""
+        return math.nan if self.phase is None else self.phase.learning_rate
+
+    def add(self, done):
+        """Take in inner steps that were made in the present phase."""
+        eta, _, weight, _ = self.phase
+        self.state, self.logp = done.state, done.logp
+        self.n_steps += done.n_steps
+        self.weight += done.n_steps * (eta if weight is None else weight)
+        self.kinetic += done.kinetic / eta
+
+    def statistics(self, target, tuning, gradient_noise, own) -> dict:
+        """Return the statistics of the draw, fields of the sampler's ``own`` state among them."""
+        m, d = self.n_steps, len(self.state.position)
+        return {
+            "learning_rate": self.learning_rate,
+            "draw_weight": self.weight,
+            "kinetic_temperature": self.kinetic / (m * d) if len(self.state) > 1 else math.nan,
+            "configurational_temperature": target.virial / (m * d),
+            "target_temperature": self.settings["temperature"],
+            "gradient_norm": math.sqrt(target.square_norm / m),
+            "gradient_noise": gradient_noise,
+            "friction": self.settings.get("friction", math.nan),
+            "control_variates": tuning is not None and tuning.control_variates,
+            "minibatch_logp": self.logp,
+            "cycle": self.phase.cycle,
+            "diverging": False,
+            "divergences": 0,
+            "warning": None,
+            **{name: float(getattr(self.state, name)) for name in own},
+        }
+
+    def statistics_of_fault(self, temperature, tuning, own, warning) -> dict:
+        """Return the statistics of a draw that couldn't be made."""
+        return dict.fromkeys([*STATISTICS, *own], math.nan) | {
+            "learning_rate": self.learning_rate,
+            "draw_weight": 0.0,
+            "target_temperature": temperature,
+            "control_variates": tuning is not None and tuning.control_variates,
+            "cycle": 0 if self.phase is None else self.phase.cycle,
+            "diverging": True,
+            "divergences": 1,
+            "warning": warning,
+        }
+
+
+class DrawLoop:
+    """Makes the inner steps of draws.
+
+    Parameters
+    ----------
+    sampler : StochasticGradientStep
+        Of which ``init``, ``update``, ``restart_every`` and the name are taken.
+    tuner : Tuner
+    n_steps : int
+        Inner steps in a draw.
+    schedule : callable or None
+        Phases by inner step; None: the tuner chooses the learning rate.
+    varies : bool
+        Whether phases differ from one inner step to the next.
+    """
+
+    def __init__(self, sampler, tuner, n_steps, schedule, varies):
+        self.init, self.restart_every = sampler.init, sampler.restart_every
+        self.loops = InnerLoops(sampler.update, type(sampler).__name__)
+        self.tuner, self.n_steps, self.schedule, self._varies = tuner, n_steps, schedule, varies
+
+    def __call__(self, draw, chain, position, target, rng, is_tuning):
+        """Make all inner steps, compiled where that can be, the last one in Python, which reports.
+
+        Parameters
+        ----------
+        draw : Draw
+            New; filled here, as far as it goes.
+        chain : Chain
+            Its noise and its number of inner steps are brought up to date.
+        position : array of shape (d,)
+            θ, where the draw begins.
+        target : Target
+        rng : numpy.random.Generator
+        is_tuning : bool
+
+        Returns
+        -------
+        array of shape (d,)
+            θ at the end.
+
+        Raises
+        ------
+        NonFinite, Fault
+        """
+        settings, T = self.tuner.settings, self.tuner.settings.temperature
+        draw.phase = self.phase(chain.tuning, chain.n_updates)
+        n_draws = chain.n_tuned + chain.n_kept
+        chain.noise = settings.noise.begin_draw(chain.noise, target, position, rng, n_draws)
+        draw.state = self._state_at(position, chain.state, target, draw.phase, rng)
+        while draw.n_steps < self.n_steps:
+            phase = draw.phase = self.phase(chain.tuning, chain.n_updates)
+            if self.restart_every and chain.n_updates % self.restart_every == 0:
+                draw.state = self.init(
+                    draw.state.position, phase.learning_rate, rng, phase.temperature * T
+                )
+            draw.settings = settings.arguments(
+                chain.tuning, chain.noise, phase, position.dtype, is_tuning
+            )
+            n = self._n_alike(draw.n_steps, chain.n_updates)
+            done = self.loops(draw.state, n, rng, target, draw.settings)
+            chain.n_updates += done.n_steps
+            draw.add(done)
+            if done.failed is not None:
+                draw.add(self.loops.again(done, target, draw.settings))
+                chain.n_updates += 1
+        position = target.coordinates.to_theta(draw.state.position)
+        is_finite = np.isfinite(position).all()
+        if not is_finite or (is_tuning and self.tuner.is_lost(position)):
+            raise NonFinite(position, position, draw.logp)
+        return position
+
+    def phase(self, tuning, n_updates) -> Phase:
+        """Learning rate, temperature and weight of an inner step."""
+        return Phase(tuning.learning_rate) if self.schedule is None else self.schedule(n_updates)
+
+    def _n_alike(self, made, n_updates) -> int:
+        """Inner steps from here with equal settings, but for the last of a draw, which reports."""
+        n = self.n_steps - 1 - made
+        if self.restart_every:
+            n = min(n, self.restart_every - n_updates % self.restart_every)
+        return min(n, 1) if self._varies else n
+
+    def _state_at(self, position, state, target, phase, rng):
+        """Return the chain's state, at the position that PyMC hands over."""
+        coordinates = target.coordinates
+        # as a rule it is where the chain was, and no triangular system needs to be solved
+        if state is not None and np.array_equal(coordinates.to_theta(state.position), position):
+            return state
+        position = coordinates.from_theta(position)
+        if state is None:
+            T = phase.temperature * self.tuner.settings.temperature
+            return self.init(position, phase.learning_rate, rng, T)
+        return state._replace(position=position)

@@ -1,0 +1,60 @@
+"""Why a chain can't go on, in words: which unknown, which rows, and what to try. Changes nothing."""
+
+import numpy as np
+
+__all__ = ["explanation", "parting_words"]
+
+
+def explanation(error, unknowns, tuner, chain, start, n_steps, learning_rate) -> str:
+    """Say what isn't finite, where, and what may help.
+
+    Parameters
+    ----------
+    error : NonFinite
+    unknowns : Unknowns
+    tuner : Tuner
+    chain : Chain
+    start : array of shape (d,)
+        Where the draw began.
+    n_steps : int
+        Inner steps in a draw.
+    learning_rate : float
+    """
+    density, data = tuner.gradient.density, tuner.gradient.data
+    what, bad = "position", error.position
+    if np.isfinite(bad).all():
+        what, bad = "gradient", error.gradient
+    if np.isfinite(bad).all():
+        where = f"the log-density of {', '.join(unknowns.names)} is {error.logp:.3g}"
+    else:
+        first = np.flatnonzero(~np.isfinite(np.diag(bad) if np.ndim(bad) == 2 else bad))
+        where = f"the {what} of {unknowns.name_of(first[0] if len(first) else 0)} is not finite"
+    given = ", ".join(name for name, _ in density.given_types)
+    others = f", or look at the steps that sample {given}" if given else ""
+    odd = ""
+    if np.isfinite(error.position).all():  # else the chain ran away, whatever the data
+        odd = data.odd_values(error.minibatch)
+    rows = "the data" if error.minibatch is None else "these rows of the data"
+    if odd == "missing values":
+        return f"{where}: {rows} have {odd}. Drop such rows"
+    if chain.state is None and not tuner.setups.is_finite_at(start):
+        return (
+            f"{where} at the starting point. Check the model with model.debug(), or pass other "
+            f"initvals to pm.sample{others}"
+        )
+    if odd:  # they may be bounds
+        return f"{where}: {rows} have {odd}. Drop such rows, if they aren't bounds"
+    t = chain.n_updates
+    return (
+        f"{where} at inner step {t} (draw {t // n_steps} of this chain) with "
+        f"learning_rate={learning_rate:.3g}. Try learning_rate={learning_rate / 10:.2g}{others}"
+    )
+
+
+def parting_words(sampler, message, n_kept) -> str:
+    """Say what becomes of the draws of a chain that ends early."""
+    return (
+        f"{sampler} stopped: {message}. {n_kept} draws of this chain were made before it, and "
+        "PyMC returns what it would after an interruption: of several chains some may be cut "
+        "short or left out. A draw marked in sample_stats.diverging repeats the one before it."
+    )

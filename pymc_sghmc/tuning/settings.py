@@ -1,0 +1,89 @@
+"""The settings of an update rule: those that are given, and those that are chosen by the budget.
+
+Knows the rule and noise estimates, no gradients and no chains.
+"""
+
+import math
+
+from functools import cached_property
+
+import numpy as np
+
+from pymc_sghmc.tuning.budget import choose
+
+__all__ = ["Settings"]
+
+
+class Settings:
+    """What ``update`` is called with: given settings as they are, the others by a chain's tuning.
+
+    Parameters
+    ----------
+    rule : Rule
+    schedule : callable or None
+        Phases by inner step, if a learning rate is given.
+    friction : float or None
+        What was given; None as well for a rule without friction.
+    noise : GivenNoise, TunedNoise or NoiseOfEachDraw
+    target_bias, temperature : float
+    """
+
+    def __init__(self, rule, *, schedule, friction, noise, target_bias, temperature):
+        self.rule, self.schedule, self.friction = rule, schedule, friction
+        self.noise, self.target_bias, self.temperature = noise, target_bias, temperature
+
+    @cached_property
+    def learning_rate(self) -> float | None:
+        """What was given, of a schedule its first; a schedule isn't asked before it is needed."""
+        return None if self.schedule is None else self.schedule(0).learning_rate
+
+    @property
+    def are_free(self) -> bool:
+        """Whether some of them are left to be chosen, but for the noise estimate."""
+        return self.schedule is None or (self.rule.has_friction and self.friction is None)
+
+    def chosen(self, tuning, setup):
+        """Choose those that are free by what is known of the noise; return the tuning with them."""
+        noise = float(tuning.noise.max()) / (self.temperature or 1.0)
+        return choose(
+            self.rule,
+            tuning,
+            noise=noise * self.noise.left_in,
+            stiffness=setup.stiffness,
+            slowness=setup.slowness,
+            budget=self.target_bias,
+            learning_rate=self.learning_rate,
+            friction=self.friction,
+            least_friction=self.noise.least_friction,
+        )
+
+    def arguments(self, tuning, measured, phase, dtype, is_tuning) -> dict:
+        """Return the arguments of ``update`` in a phase.
+
+        Parameters
+        ----------
+        tuning : ChainTuning or None
+        measured : MeasuredNoise or None
+            Of this draw.
+        phase : Phase
+        dtype : numpy.dtype
+            Of arrays.
+        is_tuning : bool
+        """
+        eta, arguments = phase.learning_rate, {"learning_rate": phase.learning_rate}
+        if self.rule.has_friction:
+            arguments["friction"] = tuning.friction if self.friction is None else self.friction
+        if self.rule.has_noise_estimate:
+            alpha, T = arguments["friction"], self.temperature
+            beta_hat = self.noise.beta_hat(eta, alpha, tuning, measured, T, is_tuning)
+            arguments["noise_estimate"] = (
+                beta_hat.astype(dtype, copy=False) if np.ndim(beta_hat) else beta_hat
+            )
+        return arguments | {"temperature": phase.temperature * self.temperature}
+
+    def noise_share(self, arguments, measured) -> float:
+        """β̂/α with these arguments where the rule takes an estimate, else NaN."""
+        if not self.rule.has_noise_estimate:
+            return math.nan
+        eta, alpha, beta_hat, _ = arguments.values()
+        return self.noise.share(beta_hat, eta, alpha, measured)

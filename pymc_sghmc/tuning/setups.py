@@ -1,0 +1,116 @@
+"""The set-ups of a step: made, kept for the chains that begin alike, and told apart by value.
+
+Chains one after another share a step, so that two are kept: that of the initial point and that of the
+chain. Knows gradients and set-ups, no settings of a sampler.
+"""
+
+import numpy as np
+
+from scipy.linalg import solve_triangular
+
+from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.tuning.setup import near, same_inputs, set_up
+
+__all__ = ["Setups"]
+
+
+class Setups:
+    """Makes set-ups, and remembers the one in use.
+
+    Parameters
+    ----------
+    gradient : MinibatchGradient
+    control_variates : ControlVariates or None
+        Gets the anchor of the set-up in use.
+    preconditioner : {"auto", "diag", "dense"}, array or None
+        An array is M⁻¹.
+    centre : array of shape (d,) or None
+        A point to use instead of the mode.
+    temperature : float
+    """
+
+    def __init__(self, gradient, control_variates, *, preconditioner, centre, temperature):
+        self._gradient, self._control_variates = gradient, control_variates
+        self._preconditioner, self.given_centre = preconditioner, centre
+        self._temperature = temperature
+        self.current = self._first = None
+        self.made_from = None  # start, scale and other unknowns of the set-up in use
+
+    def make(self, start, scale=None):
+        """Take a set-up from here into use, one that is known where nothing has changed.
+
+        With a ``scale``, the factor of an earlier centre, ``start`` is the centre.
+        """
+        optimise, density = scale is None, self._gradient.density
+        given = (*density.given, *density.held)
+        key = (start, optimise, given, self._gradient.data.arrays)
+        known = [s for s in (self.current, self._first) if s and same_inputs(s.key, key)]
+        if known:
+            self.current = known[0]
+            if self._control_variates is not None:
+                self._control_variates.anchor = self.current.anchor
+        else:
+            if not self.is_finite_at(start):
+                raise NonFinite(start, start, np.nan)
+            self.current = set_up(
+                self._gradient,
+                self._control_variates,
+                start if self.given_centre is None else self.given_centre,
+                key,
+                preconditioner=self._preconditioner,
+                optimise=optimise and self.given_centre is None,
+                temperature=self._temperature,
+                scale=scale,
+            )
+        self.made_from = (start, scale, density.given)
+        return self.current
+
+    def make_first(self, start):
+        """Take a set-up into use and keep it for the chains that will begin there."""
+        self._first = self.make(start)
+
+    def restore(self, made_from):
+        """Take into use what was made from these, if it isn't: for a chain that was restored."""
+        if self.made_from is None or not _equal(made_from, self.made_from):
+            start, scale, given = made_from
+            with self._gradient.density.at(given):
+                self.make(start, scale)
+        self.made_from = made_from  # the very same: the next draw needs no comparison
+
+    def forget(self):
+        """Let the next chain ask for its set-up: the data may have changed."""
+        self.made_from = None
+
+    def start(self, rng):
+        """Draw a start that is wider spread than the posterior, so that R-hat can tell."""
+        for scale in (2.0, 1.0, 0.5, 0.0):
+            position = near(self.current.centre, rng, scale * self._temperature**0.5)
+            position = position.astype(self._gradient.density.dtype)
+            if self.is_finite_at(position):
+                break
+        return position
+
+    def is_finite_at(self, position) -> bool:
+        """Whether density and gradient are finite here, on some rows."""
+        minibatch = self._gradient.order.probe(np.random.default_rng(0))
+        with np.errstate(all="ignore"):
+            logp, grad = self._gradient(position, minibatch)
+        return bool(np.isfinite(logp) and np.isfinite(grad).all())
+
+    def distance(self, position) -> float:
+        """How far a position is from the centre, in its own standard deviations, at most."""
+        shift, scale = position - self.current.centre.position, self.current.centre.factor
+        if scale.ndim == 1:
+            return np.abs(shift / scale).max()
+        return np.abs(solve_triangular(scale, shift, lower=True)).max()
+
+
+def _equal(made_from, other) -> bool:
+    """Whether two set-ups begin at equal points, with equal scales and other unknowns."""
+    (start, scale, given), (start_2, scale_2, given_2) = made_from, other
+    return (
+        np.array_equal(start, start_2)
+        and (scale is None) == (scale_2 is None)
+        and (scale is None or np.array_equal(scale, scale_2))
+        and all(map(np.array_equal, given, given_2))
+    )

@@ -1,0 +1,211 @@
+"""Settings that a step finds itself: before the first draw, and from its tuning draws.
+
+What a chain does, in order: centre, coordinates and noise from the starting point (`setup`, shared
+by all chains from there), a start near the centre, settings from the bias budget (`budget`), and
+while tuning, after 8, 16, 32, … draws, all of this again from what the chain has measured. What a
+chain has found is its `ChainTuning`, which each method takes and returns anew. Contains no formula
+of a sampler.
+"""
+
+from contextlib import suppress
+
+import numpy as np
+
+from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
+from pymc_sghmc.gradients.target import Target
+from pymc_sghmc.tuning.budget import ChainTuning, score
+from pymc_sghmc.tuning.setups import Setups
+
+__all__ = ["Tuner"]
+
+FAR = 1.5  # sds in some direction by which the mean of the draws may leave the centre
+LOST = 1000.0  # sds in some direction at which a chain can't be meant to be
+MAX_DIVERGENCES = 20  # while tuning, each with a quarter of the learning rate before it
+
+
+class Tuner:
+    """Finds centre, coordinates, the kind of gradient, learning rate and friction of chains.
+
+    Parameters
+    ----------
+    gradient : MinibatchGradient
+    control_variates : ControlVariates or None
+        Where they may be used.
+    settings : Settings
+        Of the update rule.
+    preconditioner : {"auto", "diag", "dense"}, array or None
+        An array is M⁻¹.
+    kind : {"auto", "plain", "control_variates"}
+        Of gradient, as given.
+    centre : array of shape (d,) or None
+        A point to use instead of the mode.
+    initial : array of shape (d,)
+        Where chains begin as a rule.
+    """
+
+    def __init__(
+        self, gradient, control_variates, settings, *, preconditioner, kind, centre, initial
+    ):
+        self.gradient, self.control_variates = gradient, control_variates
+        self.settings, self.initial = settings, initial
+        self.may_change = control_variates is not None and kind == "auto"
+        estimates = settings.noise.is_tuned and not gradient.is_exact
+        self.is_tuned = settings.are_free or self.may_change or estimates
+        self.needs_setup = (
+            control_variates is not None or isinstance(preconditioner, str) or self.is_tuned
+        )
+        self.setups = Setups(
+            gradient,
+            control_variates,
+            preconditioner=preconditioner,
+            centre=centre,
+            temperature=settings.temperature,
+        )
+        coordinates = Coordinates()
+        if isinstance(preconditioner, np.ndarray):
+            factor = preconditioner_factor(preconditioner, gradient.density.d)
+            coordinates = Coordinates(factor.astype(gradient.density.dtype))
+        self._target = Target(gradient, coordinates)
+
+    @property
+    def setup(self):
+        """Centre, coordinates and noise in use, or None."""
+        return self.setups.current
+
+    def target(self, tuning) -> Target:
+        """Return what ``update`` is given for a gradient with these settings."""
+        setup = self.setups.current
+        coordinates = self._target.coordinates if setup is None else setup.coordinates
+        gradient = self._gradient(tuning is not None and tuning.control_variates)
+        if self._target.gradient is not gradient or self._target.coordinates is not coordinates:
+            self._target = Target(gradient, coordinates)
+        return self._target
+
+    def _gradient(self, control_variates):
+        return self.control_variates if control_variates else self.gradient
+
+    def begin_chain(self):
+        """Forget the last chain; read the data anew, as ``pm.set_data`` may have changed them."""
+        self.setups.forget()
+        self.gradient.data.reload()
+
+    def prepare(self) -> ChainTuning:
+        """Set up for chains from the initial point, and return their first settings."""
+        self.setups.make_first(self.initial)
+        return self._first_settings()
+
+    def begin_draw(self, tuning, position, rng) -> tuple:
+        """Set up at a chain's first draw, or for a restored chain; return where the draw begins."""
+        if not self.needs_setup:
+            return tuning, position
+        if tuning is None:
+            self.setups.make(position)
+            tuning = self._first_settings()
+            # far from the centre control variates are noisier than any given learning rate allows
+            if self.settings.learning_rate is None or tuning.control_variates:
+                position = self.setups.start(rng)
+        elif tuning.setup_from is not self.setups.made_from:
+            self.setups.restore(tuning.setup_from)
+        if self.gradient.density.likelihood_needs_others and tuning.control_variates:
+            self.control_variates.move_anchor()
+        return tuning, position
+
+    def _first_settings(self) -> ChainTuning:
+        """Choose by the noise around the centre, and the gradient that mixes faster."""
+        noise, made_from = self.setup.noise, self.setups.made_from
+        options = []
+        if noise.control_variates is not None:
+            options.append(ChainTuning(True, noise.control_variates, [], setup_from=made_from))
+        if not options or self.may_change:
+            options.append(ChainTuning(False, noise.plain, [], setup_from=made_from))
+        return max(map(self._chosen, options), key=score)
+
+    def _chosen(self, tuning) -> ChainTuning:
+        return self.settings.chosen(tuning, self.setup)
+
+    def measured(self, tuning, target, state, *, temperature, n_tuned, mean, rng) -> tuple:
+        """Learn from a tuning draw; new settings after 8, 16, 32, … of them.
+
+        Parameters
+        ----------
+        tuning : ChainTuning
+        target : Target
+            That of the draw.
+        state : NamedTuple
+            At its end.
+        temperature : float
+            Configurational, of the draw.
+        n_tuned : int
+            Tuning draws of the chain so far.
+        mean : array of shape (d,)
+            Of these draws.
+        rng : numpy.random.Generator
+
+        Returns
+        -------
+        tuning : ChainTuning
+        state : NamedTuple or None
+            None where the coordinates are new.
+        """
+        if not self.gradient.is_exact:
+            tuning = tuning.with_noise(target.noise_covariance(state.position, rng))
+        relative = temperature / (self.settings.temperature or 1.0)
+        tuning = tuning.with_temperature(relative, self.settings.target_bias)
+        if n_tuned < 8 or n_tuned & (n_tuned - 1):
+            return tuning, state
+        if n_tuned >= 32 and self._has_moved(tuning, mean):
+            with suppress(NonFinite):  # of the new centre; the old one stays
+                start = mean.astype(self.gradient.density.dtype)
+                self.setups.make(start, self.setup.centre.factor)
+                new = self._first_settings()
+                return new._replace(n_divergences=tuning.n_divergences), None
+        return self.revised(tuning, state.position, rng), state
+
+    def revised(self, tuning, position, rng) -> ChainTuning:
+        """Choose settings anew by what is known of the noise, and the gradient if one is better."""
+        noise = tuning.noise
+        if tuning.control_variates:  # the larger of two estimates is safe, but biased: not for β̂
+            noise = np.maximum(noise, self.setup.noise.control_variates)
+        tuning = self._chosen(tuning._replace(noise=noise))._replace(noise=tuning.noise)
+        return self._reconsidered(tuning, position, rng) if self.may_change else tuning
+
+    def _reconsidered(self, tuning, position, rng) -> ChainTuning:
+        """Change to the other gradient where that is clearly better here, far from the centre, say."""
+        used = tuning.control_variates
+        other = Target(self._gradient(not used), self.setup.coordinates)
+        noise = np.mean([other.noise_covariance(position, rng) for _ in range(4)], axis=0)
+        if not used:  # control variates have no noise at their centre: it tells nothing here
+            noise = np.maximum(noise, self.setup.noise.control_variates)
+        if not np.isfinite(noise).all():
+            return tuning
+        changed = self._chosen(
+            tuning._replace(control_variates=not used, noise=noise, n_measured=4)
+        )
+        return changed if score(changed) > 1.5 * score(tuning) else tuning
+
+    def slower(self, tuning) -> ChainTuning | None:
+        """Let a chain that diverged go on with a quarter of the learning rate; None at the end."""
+        is_free = tuning is not None and self.settings.learning_rate is None
+        if not is_free or tuning.n_divergences >= MAX_DIVERGENCES:
+            return None
+        slower = {"limit": tuning.limit / 4, "n_divergences": tuning.n_divergences + 1}
+        if self.gradient.density.given_types:
+            try:  # the other unknowns may have moved the mode
+                self.setups.make(self.initial)
+            except NonFinite:
+                return None
+            tuning = self._first_settings()
+        return self._chosen(tuning._replace(**slower))
+
+    def is_lost(self, position) -> bool:
+        """Whether a chain that is free to slow down has run away, long before it overflows."""
+        return self.settings.learning_rate is None and not self.setups.distance(position) < LOST
+
+    def _has_moved(self, tuning, mean) -> bool:
+        """Whether the mean of the draws has left the centre, or other unknowns their values."""
+        if self.setups.given_centre is not None or self.settings.learning_rate is not None:
+            return False  # the scale of a given learning rate must stay
+        if not all(map(np.array_equal, tuning.setup_from[2], self.gradient.density.given)):
+            return True
+        return bool(self.setups.distance(mean) > FAR)

@@ -1,0 +1,591 @@
+"""Settings that a tuner finds, on a made-up model: its density is a formula, nothing is compiled.
+
+Data, orders, passes and gradients are the package's own; only `LogDensity` has another inside.
+"""
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+
+from closed_forms import inflation, relaxation
+
+from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.gradients.control_variates import ControlVariates
+from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
+from pymc_sghmc.models.contract import Group
+from pymc_sghmc.rows.data import InMemory
+from pymc_sghmc.rows.epochs import Epochs
+from pymc_sghmc.samplers import baoab, sghmc, sgld
+from pymc_sghmc.schedules import Phase
+from pymc_sghmc.tuning import setups
+from pymc_sghmc.tuning.budget import MAX_LEARNING_RATE, ChainTuning, critical_friction, score
+from pymc_sghmc.tuning.law import Rule
+from pymc_sghmc.tuning.noise_estimates import GivenNoise, TunedNoise
+from pymc_sghmc.tuning.settings import Settings
+from pymc_sghmc.tuning.tuner import MAX_DIVERGENCES, Tuner
+
+N_ROWS, BATCH_SIZE, D = 400, 20, 2
+PRIOR = 1.0  # precision of the prior at zero
+BAOAB, EULER = Rule(baoab.update, sghmc.SGHMCState), Rule(sghmc.update, sghmc.SGHMCState)
+SGLD = Rule(sgld.update, sgld.SGLDState)
+NO_ESTIMATE = GivenNoise(0.0, is_known=False)
+
+
+class Valleys(LogDensity):
+    """Rows c, y with log-likelihoods −½ Σ_j c_j (x_j + a − y_j)², where another step may sample a.
+
+    The gradient is linear. Where a isn't finite, the log-density isn't.
+    """
+
+    def __init__(self, a=None):
+        self.given_types = [] if a is None else [("a", float)]
+        self.needed_by_likelihood = [name for name, _ in self.given_types]
+        self.d, self.dtype, self.weights_dtype = D, np.dtype(float), np.dtype(float)
+        self.given, self.graph = (), None
+        self.condition_on({"a": a})
+
+    held = ()  # no other data
+
+    def __call__(self, position, prior_weight, row_weights, rows, arrays):
+        [weights], [idx], (c, y) = row_weights, rows, arrays
+        [a] = self.given or [0.0]
+        shift = position + a - y[idx]
+        logp = -0.5 * weights @ (c[idx] * shift**2).sum(axis=1)
+        grad = -weights @ (c[idx] * shift)
+        prior = -0.5 * PRIOR * position @ position
+        return logp + prior_weight * prior, grad - prior_weight * PRIOR * position
+
+
+def rows(scatter=3.0, seed=0):
+    """Curvatures and middles of the rows; ``scatter`` is the sd of the middles."""
+    rng = np.random.default_rng(seed)
+    return rng.gamma(2.0, 1.0, (N_ROWS, D)), 1.5 + scatter * rng.standard_normal((N_ROWS, D))
+
+
+def crossing_rows():
+    """Rows whose gradients agree at one point and differ at the mode, and that point."""
+    (c, _), there = rows(), np.full(D, 3.0)
+    return (c, there - 2.0 / c), there
+
+
+def mode_of(arrays, a=0.0):
+    c, y = arrays
+    return (c * (y - a)).sum(axis=0) / curvature_of(arrays)
+
+
+def curvature_of(arrays):
+    return arrays[0].sum(axis=0) + PRIOR
+
+
+def tuner_of(
+    arrays=None,
+    *,
+    a=None,
+    batch_size=BATCH_SIZE,
+    kind="auto",
+    rule=BAOAB,
+    eta=None,
+    alpha=None,
+    noise=NO_ESTIMATE,
+    temperature=1.0,
+    preconditioner="auto",
+    centre=None,
+):
+    arrays = rows() if arrays is None else arrays
+    group = Group(N_ROWS, batch_size, [], [None, None], {"y": None})
+    data = InMemory([group], list(arrays), np.dtype(float), lambda array: array)
+    # without replacement: by leverage control variates would compile what they need of each row
+    gradient = MinibatchGradient(Valleys(a), data, Epochs(data))
+    control_variates = None
+    if kind != "plain" and not gradient.is_exact:
+        control_variates = ControlVariates(gradient)
+    settings = Settings(
+        rule,
+        schedule=None if eta is None else lambda t: Phase(eta),
+        friction=alpha,
+        noise=noise,
+        target_bias=0.05,
+        temperature=temperature,
+    )
+    return Tuner(
+        gradient,
+        control_variates,
+        settings,
+        preconditioner=preconditioner,
+        kind=kind,
+        centre=centre,
+        initial=np.zeros(D),
+    )
+
+
+def begun(tuner, seed=0, position=None):
+    """Tuning of a chain at its first draw, and where that begins."""
+    tuner.begin_chain()
+    rng = np.random.default_rng(seed)
+    return tuner.begin_draw(None, np.zeros(D) if position is None else position, rng)
+
+
+def measure(tuner, tuning, n, *, mean=None, temperature=1.0, position=None):
+    """Learn from the draws 1 to ``n``; return tunings and states after each."""
+    rng, out = np.random.default_rng(1), []
+    mean = tuner.setup.centre.position if mean is None else mean
+    for n_tuned in range(1, n + 1):
+        phi = tuner.setup.coordinates.from_theta(mean if position is None else position)
+        tuning, state = tuner.measured(
+            tuning,
+            tuner.target(tuning),
+            sghmc.SGHMCState(phi, np.zeros(D)),
+            temperature=temperature,
+            n_tuned=n_tuned,
+            mean=mean,
+            rng=rng,
+        )
+        out.append((tuning, state))
+    return out
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Starts of the set-ups that are made, not only taken into use."""
+    starts, set_up = [], setups.set_up
+
+    def counted(gradient, control_variates, start, *args, **kwargs):
+        starts.append(start)
+        return set_up(gradient, control_variates, start, *args, **kwargs)
+
+    monkeypatch.setattr(setups, "set_up", counted)
+    return starts
+
+
+# --- First settings
+
+
+def test_setup_finds_centre_coordinates_and_the_noise_there():
+    arrays = rows()
+    tuner = tuner_of(arrays)
+    tuner.prepare()
+    sd = curvature_of(arrays) ** -0.5
+    setup = tuner.setup
+    assert np.abs((setup.centre.position - mode_of(arrays)) / sd).max() < 0.1
+    np.testing.assert_allclose(setup.coordinates.factor, np.diag(sd), atol=1e-6 * sd.max())
+    assert setup.centre.is_mode and setup.stiffness == setup.slowness == 1.0
+    # N²/n times the variance of a row's gradient, at draws from the Gaussian, in φ: of 20 probes
+    # with nine degrees of freedom each four standard errors
+    c, y = arrays
+    noise = N_ROWS**2 / BATCH_SIZE * sd**2 * np.var(c * (mode_of(arrays) - y), axis=0)
+    of_differences = N_ROWS**2 / BATCH_SIZE * sd**4 * np.var(c, axis=0)
+    np.testing.assert_allclose(setup.noise.plain, noise + of_differences, rtol=4 * (2 / 180) ** 0.5)
+    # those of the differences vary with the draws' squared distances, too
+    np.testing.assert_allclose(setup.noise.control_variates, of_differences, rtol=1.0)
+
+
+@pytest.mark.parametrize("rule", [BAOAB, EULER, SGLD], ids=["baoab", "euler", "sgld"])
+def test_first_settings_spend_the_budget(rule):
+    tuner = tuner_of(kind="plain", rule=rule)
+    tuning = tuner.prepare()
+    name = {BAOAB: "baoab", EULER: "euler", SGLD: "sgld"}[rule]
+    eta, alpha, V = tuning.learning_rate, tuning.friction, tuner.setup.noise.plain.max()
+    assert 0 < eta < MAX_LEARNING_RATE and tuning.bias == pytest.approx(0.05, rel=1e-9)
+    assert inflation(name, eta, alpha, V) == pytest.approx(0.05, rel=1e-9)
+    assert relaxation(name, eta, alpha) == pytest.approx(tuning.rate, rel=1e-6)
+    assert alpha == (None if rule is SGLD else critical_friction(eta))
+
+
+def test_an_exact_gradient_gets_the_largest_rate():
+    tuner = tuner_of(batch_size=N_ROWS)
+    tuning = tuner.prepare()
+    assert tuner.gradient.is_exact and not tuning.control_variates
+    assert tuning.learning_rate == MAX_LEARNING_RATE and tuning.bias == pytest.approx(0, abs=1e-9)
+    assert not tuning.noise.any()
+
+
+def test_an_estimate_leaves_less_noise_to_choose_by():
+    with_one, without = (tuner_of(kind="plain", noise=n) for n in (TunedNoise(), NO_ESTIMATE))
+    assert with_one.prepare().learning_rate > 1.5 * without.prepare().learning_rate
+
+
+def test_nothing_is_set_up_where_all_is_given(made):
+    P = np.array([0.002, 0.001])
+    tuner = tuner_of(kind="plain", eta=0.01, alpha=0.2, preconditioner=P)
+    position = np.array([5.0, 6.0])
+    tuning, start = begun(tuner, position=position)
+    assert not tuner.needs_setup and not tuner.is_tuned and not made
+    assert tuning is None and start is position and tuner.setup is None
+    np.testing.assert_array_equal(tuner.target(None).coordinates.factor, np.sqrt(P))
+
+
+GIVEN = [{"eta": 0.003}, {"alpha": 0.37}, {"eta": 0.003, "alpha": 0.37}]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=str)
+@pytest.mark.parametrize("preconditioner", ["auto", "diag"])
+def test_given_settings_stay_and_the_others_are_found(given, preconditioner):
+    tuner = tuner_of(preconditioner=preconditioner, **given)
+    first, _ = begun(tuner)
+    for tuning in [first, *(tuning for tuning, _ in measure(tuner, first, 40))]:
+        assert tuning.learning_rate == given.get("eta", tuning.learning_rate)
+        assert tuning.friction == given.get("alpha", tuning.friction)
+        assert 0 < tuning.learning_rate <= MAX_LEARNING_RATE and 0 < tuning.friction <= 1
+        if "eta" not in given:
+            assert tuning.bias <= 0.05 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["plain", "control_variates"])
+def test_a_given_kind_of_gradient_stays(kind):
+    arrays, there = crossing_rows()  # where plain minibatches are better
+    tuner = tuner_of(arrays, kind=kind)
+    tuning, _ = begun(tuner)
+    for position in (None, there):
+        kinds = {t.control_variates for t, _ in measure(tuner, tuning, 16, position=position)}
+        assert kinds == {tuning.control_variates} == {kind == "control_variates"}
+
+
+@pytest.mark.parametrize("rule", [BAOAB, EULER], ids=["baoab", "euler"])
+@pytest.mark.parametrize(
+    ("beta_hat", "eta"),
+    [(0.05, None), (0.3, 1e-5), (0.9, 1e-5), (0.9, None), (np.array([0.4, 0.2]), 1e-5)],
+    ids=str,
+)
+def test_friction_stays_above_a_given_noise_estimate(rule, beta_hat, eta):
+    noise = GivenNoise(beta_hat)
+    tuner = tuner_of(kind="plain", rule=rule, noise=noise, eta=eta, preconditioner="diag")
+    first, _ = begun(tuner)
+    for tuning in (first, measure(tuner, first, 16)[-1][0]):
+        phase = Phase(tuning.learning_rate)
+        arguments = tuner.settings.arguments(tuning, None, phase, np.dtype(float), True)
+        np.testing.assert_array_equal(arguments["noise_estimate"], beta_hat)
+        assert np.max(beta_hat) <= arguments["friction"] <= 1
+
+
+# --- The choice between gradients
+
+
+def test_the_gradient_that_mixes_faster_is_chosen():
+    for scatter, expected in ((3.0, True), (0.0, False)):
+        tuner = tuner_of(rows(scatter))
+        options = [
+            tuner.settings.chosen(ChainTuning(kind, noise, []), tuner.setup)
+            for kind, noise in zip((False, True), tuner_setup_noise(tuner), strict=True)
+        ]
+        chosen = tuner.prepare()
+        assert chosen.control_variates is expected
+        assert score(chosen) == max(map(score, options)) > min(map(score, options))
+        target = tuner.target(chosen)
+        assert target.gradient is (tuner.control_variates if expected else tuner.gradient)
+
+
+def tuner_setup_noise(tuner):
+    tuner.prepare()
+    return tuner.setup.noise
+
+
+def test_far_from_the_centre_the_other_gradient_is_taken_and_near_it_again():
+    arrays, there = crossing_rows()
+    tuner = tuner_of(arrays)
+    tuning, _ = begun(tuner)
+    assert tuning.control_variates
+    [*_, (far, _)] = measure(tuner, tuning, 8, position=there)
+    assert not far.control_variates and far.n_measured == 4
+    assert far.noise.max() < 1e-9 and far.learning_rate == MAX_LEARNING_RATE
+    # at the centre differences have no noise: what counts is what they have around it
+    [*_, (back, _)] = measure(tuner, far, 8)
+    assert back.control_variates
+    np.testing.assert_array_equal(back.noise, tuner.setup.noise.control_variates)
+
+
+# --- While tuning
+
+
+def test_settings_are_chosen_anew_after_8_16_32_draws():
+    tuner = tuner_of(kind="plain")
+    first, _ = begun(tuner)
+    tunings = [first, *(tuning for tuning, _ in measure(tuner, first, 40))]
+    noises, rates = ([getattr(t, name) for t in tunings] for name in ("noise", "learning_rate"))
+    assert not any(map(np.array_equal, noises, noises[1:]))  # measured at each draw
+    assert [n for n in range(1, 41) if rates[n] != rates[n - 1]] == [8, 16, 32]
+    for n in (8, 16, 32):
+        expected = tuner.settings.chosen(tunings[n], tuner.setup)
+        assert (rates[n], tunings[n].friction) == (expected.learning_rate, expected.friction)
+    assert tunings[40].n_measured == first.n_measured + 40
+
+
+def test_end_of_tuning_is_a_choice_by_all_measurements():
+    tuner = tuner_of(kind="plain")
+    tuning, position = begun(tuner)
+    tuning = measure(tuner, tuning, 13)[-1][0]
+    revised = tuner.revised(tuning, position, np.random.default_rng(0))
+    assert revised.learning_rate != tuning.learning_rate
+    assert inflation("baoab", revised.learning_rate, revised.friction, tuning.noise.max()) == (
+        pytest.approx(0.05, rel=1e-9)
+    )
+    np.testing.assert_array_equal(revised.noise, tuning.noise)
+
+
+def test_control_variates_are_trusted_no_further_than_around_the_centre():
+    # At the centre itself they have no noise at all.
+    tuner = tuner_of(kind="control_variates")
+    first, _ = begun(tuner)
+    tuning = measure(tuner, first, 64)[-1][0]
+    assert tuning.noise.max() < 1e-2 * first.noise.max()
+    assert tuning.learning_rate == first.learning_rate
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_a_chain_is_hot_by_its_own_temperature(temperature):
+    for measured, halvings in ((temperature, 0), (1.2 * temperature, 2)):
+        tuner = tuner_of(temperature=temperature)
+        tuning, _ = begun(tuner)
+        tuning = measure(tuner, tuning, 64, temperature=measured)[-1][0]
+        assert tuning.limit == MAX_LEARNING_RATE / 2**halvings
+        assert tuning.learning_rate <= tuning.limit
+
+
+def moved_by(sds, n=32, **settings):
+    """Tuner and last tuning and state, where the mean of the draws is some sds from the centre."""
+    tuner = tuner_of(**settings)
+    tuning, _ = begun(tuner)
+    centre = tuner.setup.centre
+    mean = centre.position + sds * centre.factor @ np.array([0.8, -0.6])
+    before = tuner.setup
+    tuning, state = measure(tuner, tuning, n, mean=mean)[-1]
+    return tuner, before, mean, tuning, state
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_a_mean_that_left_the_centre_becomes_the_centre_after_32_draws(temperature):
+    tuner, before, mean, tuning, state = moved_by(5.0, temperature=temperature)
+    setup = tuner.setup
+    np.testing.assert_array_equal(setup.centre.position, mean)
+    assert setup is not before and state is None  # what was in the old coordinates is gone
+    start, scale, given = tuning.setup_from
+    np.testing.assert_array_equal(start, mean)
+    assert scale is before.centre.factor and given == ()
+    np.testing.assert_array_equal(tuner.control_variates.anchor.centre, mean)
+    assert not tuning.temperatures and tuning.limit == MAX_LEARNING_RATE  # begun anew
+
+
+@pytest.mark.parametrize(
+    ("sds", "n", "settings"),
+    [
+        (5.0, 31, {}),
+        (1.6, 32, {}),  # 1.28 in the direction that goes furthest
+        (5.0, 32, {"eta": 0.001}),  # whose unit is that of the coordinates
+        (5.0, 32, {"centre": np.array([1.5, 1.5])}),
+    ],
+    ids=str,
+)
+def test_the_centre_stays(sds, n, settings):
+    tuner, before, _, _, state = moved_by(sds, n, **settings)
+    assert tuner.setup is before and state is not None
+
+
+def test_a_centre_where_nothing_is_finite_is_not_taken():
+    tuner = tuner_of()
+    tuning, _ = begun(tuner)
+    before = tuner.setup
+    *_, (tuning, state) = measure(
+        tuner, tuning, 32, mean=np.full(D, 1e200), position=tuner.setup.centre.position
+    )
+    assert tuner.setup is before and state is not None and tuning.setup_from[1] is None
+    np.testing.assert_array_equal(tuner.control_variates.anchor.centre, before.centre.position)
+
+
+def test_number_of_divergences_outlives_a_moved_centre():
+    tuner = tuner_of()
+    tuning, _ = begun(tuner)
+    tuning = tuner.slower(tuning)
+    mean = tuner.setup.centre.position + 1.0
+    assert measure(tuner, tuning, 32, mean=mean)[-1][0].n_divergences == 1
+
+
+# --- Chains that diverge
+
+
+def test_each_divergence_costs_a_quarter_of_the_rate_and_the_last_one_the_chain():
+    tuner = tuner_of(batch_size=N_ROWS)
+    tuning, _ = begun(tuner)
+    for n in range(1, MAX_DIVERGENCES + 1):
+        tuning = tuner.slower(tuning)
+        assert tuning.learning_rate == tuning.limit == MAX_LEARNING_RATE / 4**n
+        assert tuning.n_divergences == n
+    assert tuner.slower(tuning) is None
+
+
+def test_a_given_rate_is_not_slowed_down_and_no_chain_before_its_settings():
+    tuner = tuner_of(eta=0.003)
+    tuning, _ = begun(tuner)
+    assert tuner.slower(tuning) is None
+    assert tuner_of().slower(None) is None
+    assert not tuner.is_lost(np.full(D, 1e9))
+
+
+def test_lost_is_a_thousand_standard_deviations_off():
+    tuner = tuner_of()
+    begun(tuner)
+    centre = tuner.setup.centre
+    for sds, lost in ((-999.0, False), (-1001.0, True), (999.0, False), (1001.0, True)):
+        position = centre.position + centre.factor @ np.array([0.0, sds])
+        assert bool(tuner.is_lost(position)) is lost, sds
+
+
+def test_where_others_have_moved_the_mode_a_slower_chain_is_set_up_there(made):
+    arrays = rows()
+    tuner = tuner_of(arrays, a=0.0)
+    tuning, _ = begun(tuner)
+    tuner.gradient.density.condition_on({"a": 4.0})
+    slower = tuner.slower(tuning)
+    assert len(made) == 2 and slower.setup_from[2] == (4.0,)
+    sd = curvature_of(arrays) ** -0.5
+    assert np.abs((tuner.setup.centre.position - mode_of(arrays, 4.0)) / sd).max() < 0.1
+    assert (slower.limit, slower.n_divergences) == (MAX_LEARNING_RATE / 4, 1)
+    tuner.gradient.density.condition_on({"a": np.nan})
+    assert tuner.slower(slower) is None  # nothing is finite at its start
+
+
+# --- Chains that begin, and go on
+
+
+def test_chains_from_the_initial_point_share_its_setup(made):
+    tuner = tuner_of()
+    tuner.prepare()
+    first = tuner.setup
+    for seed in (1, 2):
+        tuning, _ = begun(tuner, seed)
+        assert tuner.setup is first
+    far, _ = begun(tuner, 3, np.full(D, 50.0))
+    assert tuner.setup is not first and len(made) == 2
+    assert not np.array_equal(far.setup_from[0], tuning.setup_from[0])
+    begun(tuner, 4)
+    assert tuner.setup is first and tuner.control_variates.anchor is first.anchor
+    assert len(made) == 2
+
+
+def test_new_data_need_a_new_setup(made):
+    tuner = tuner_of()
+    tuner.prepare()
+    new = rows(seed=1)
+    tuner.gradient.data.sources = list(new)
+    begun(tuner)
+    assert len(made) == 2
+    sd = curvature_of(new) ** -0.5
+    assert np.abs((tuner.setup.centre.position - mode_of(new)) / sd).max() < 0.1
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.25])
+def test_chains_start_at_points_of_their_own_twice_as_wide_as_the_posterior(temperature):
+    tuner = tuner_of(temperature=temperature)
+    begins = [begun(tuner, seed)[1] for seed in range(3)]
+    starts = np.array([tuner.setups.start(np.random.default_rng(seed)) for seed in range(1000)])
+    np.testing.assert_array_equal(begins, starts[:3])
+    centre = tuner.setup.centre
+    z = (starts - centre.position) / np.diag(centre.factor)
+    assert len(np.unique(starts)) == starts.size
+    # 2000 squares of mean 4T, within 4.5 standard errors; and their mean
+    assert abs(np.mean(z**2) - 4 * temperature) < 4.5 * 4 * temperature * np.sqrt(2 / z.size)
+    assert abs(z.mean()) < 4.5 * np.sqrt(4 * temperature / z.size)
+
+
+@pytest.mark.parametrize("kind", ["plain", "control_variates"])
+def test_a_chain_with_a_given_rate_starts_where_it_is_told_unless_its_gradient_would_be_noisy(kind):
+    tuner = tuner_of(kind=kind, eta=0.003)
+    position = np.array([5.0, 6.0])
+    _, start = begun(tuner, position=position)
+    assert np.array_equal(start, position) == (kind == "plain")
+    assert tuner.setups.distance(start) < 20 or kind == "plain"
+
+
+def test_a_bad_start_is_an_error():
+    tuner = tuner_of(a=np.nan)
+    with pytest.raises(NonFinite):
+        begun(tuner)
+    tuner.gradient.density.condition_on({"a": 0.0})
+    assert begun(tuner)[0].learning_rate > 0
+
+
+@pytest.fixture
+def restored(made):
+    """A tuner on its own chain, and the tuning of another's, with a set-up of its own."""
+    arrays = rows()
+    there = tuner_of(arrays, a=1.0)
+    tuning, position = begun(there, position=np.full(D, 9.0))
+    here = tuner_of(arrays, a=0.0)
+    here.prepare()
+    made.clear()
+    return here, there, copy.deepcopy(tuning), position
+
+
+def test_a_restored_chain_gets_the_setup_it_was_saved_with_at_its_next_draw(restored, made):
+    here, there, tuning, position = restored
+    first, rng = here.setup, np.random.default_rng(0)
+    here.begin_chain()
+    here.target(tuning)
+    assert here.setup is first and not made  # resume puts states into steps only to check them
+    for _ in range(3):
+        assert here.begin_draw(tuning, position, rng) == (tuning, position)
+    np.testing.assert_array_equal(made, [np.full(D, 9.0)])  # once
+    for a, b in zip(here.setup.centre[:2], there.setup.centre[:2], strict=True):
+        np.testing.assert_array_equal(a, b)
+    for name in ("plain", "control_variates"):
+        a, b = (getattr(tuner.setup.noise, name) for tuner in (here, there))
+        np.testing.assert_array_equal(a, b)
+    assert here.gradient.density.given == (0.0,)  # what other steps sample is theirs
+
+
+def test_a_restored_chain_measures_on_as_the_saved_one(restored):
+    here, there, tuning, position = restored
+    for tuner in (here, there):
+        tuner.gradient.density.condition_on({"a": 2.0})
+        tuner.begin_draw(tuning, position, np.random.default_rng(0))
+    mean = there.setup.centre.position
+    runs = [measure(t, copy.deepcopy(tuning), 31, mean=mean) for t in restored[:2]]
+    for (a, _), (b, _) in zip(*runs, strict=True):
+        np.testing.assert_array_equal(a.noise, b.noise)
+        assert a.learning_rate == b.learning_rate and a.friction == b.friction
+
+
+def test_a_restored_chain_whose_centre_had_moved(made):
+    there, _, mean, tuning, _ = moved_by(5.0)
+    here = tuner_of()
+    begun(here)
+    made.clear()
+    here.begin_draw(copy.deepcopy(tuning), mean, np.random.default_rng(0))
+    assert len(made) == 1
+    np.testing.assert_array_equal(here.setup.centre.position, mean)
+    np.testing.assert_array_equal(here.setup.centre.factor, there.setup.centre.factor)
+
+
+def test_chains_taken_up_by_turns_share_a_tuner(restored):
+    here, _, tuning, position = restored
+    own, rng = here.prepare(), np.random.default_rng(0)
+    third = copy.deepcopy(tuner_of(a=2.0).prepare())  # begins where the tuner's own does
+    states = [(own, 0.0), (tuning, 1.0), (third, 2.0)]
+    sd = curvature_of(rows()) ** -0.5
+    for state, a in itertools.islice(itertools.cycle(states), 6):
+        here.begin_draw(state, position, rng)
+        assert np.abs((here.setup.centre.position - mode_of(rows(), a)) / sd).max() < 0.1
+    assert here.gradient.density.given == (0.0,)
+
+
+def test_other_unknowns_are_put_back_where_a_restored_chain_has_no_setup(restored):
+    here, _, tuning, position = restored
+    start, scale, _ = tuning.setup_from
+    lost = tuning._replace(setup_from=(start, scale, (np.array(np.nan),)))
+    before = here.setup
+    with pytest.raises(NonFinite):
+        here.begin_draw(lost, position, np.random.default_rng(0))
+    assert here.gradient.density.given == (0.0,) and here.setup is before
+
+
+def test_the_anchor_follows_other_unknowns_at_each_draw():
+    tuner = tuner_of(a=0.0, kind="control_variates")
+    tuning, position = begun(tuner)
+    centre = tuner.control_variates.anchor.centre
+    for a in (0.5, -2.0):
+        tuner.gradient.density.condition_on({"a": a})
+        tuner.begin_draw(tuning, position, np.random.default_rng(0))
+        exact = tuner.gradient.passes.likelihood(centre)[1]
+        np.testing.assert_array_equal(tuner.control_variates.anchor.gradient, exact)
+        np.testing.assert_array_equal(tuner.control_variates.anchor.centre, centre)
