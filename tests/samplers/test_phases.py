@@ -12,8 +12,9 @@ from pymc_sghmc.diagnostics import check_bias, configurational_temperature
 from pymc_sghmc.schedules import Phase, cyclical_phases
 
 MODE, N_STEPS = 6.0, 20  # modes at ±6 sds: at temperature 1 nobody crosses from one to the other
-HOT, COOL, SAMPLE = 200, 60, 60  # inner steps of a cycle
+HOT, COOL, SAMPLE = 60, 40, 60  # inner steps of a cycle
 CYCLE = HOT + COOL + SAMPLE
+ETA = 0.3
 SETTINGS = {"SGHMC": {"friction": 0.5}, "SGLD": {}}
 
 
@@ -31,8 +32,8 @@ def heated(t):
     """Hot, then cooling down, both without weight; then a sampler of the posterior."""
     cycle, place = divmod(t, CYCLE)
     if place < HOT + COOL:
-        return Phase(0.1, temperature=30.0 if place < HOT else 1.0, weight=0.0, cycle=cycle)
-    return Phase(0.1, cycle=cycle)
+        return Phase(ETA, temperature=30.0 if place < HOT else 1.0, weight=0.0, cycle=cycle)
+    return Phase(ETA, cycle=cycle)
 
 
 def sample(sampler, schedule, n_cycles, model, **settings):
@@ -53,7 +54,7 @@ def sample(sampler, schedule, n_cycles, model, **settings):
 
 @pytest.mark.parametrize("sampler", [SGHMC, SGLD])
 def test_heated_phases_give_a_mixture_its_weights(sampler):
-    n_cycles, model = 150, mixture()
+    n_cycles, model = 50, mixture()
     idata = sample(sampler, heated, n_cycles, model)
     x, weight, cycle = (
         np.asarray(values)
@@ -75,7 +76,7 @@ def test_heated_phases_give_a_mixture_its_weights(sampler):
     # Within a mode the law is that at temperature 1. A cycle's draws count as one, at most.
     squares = np.square(np.abs(x) - MODE).reshape(2, n_cycles, -1)[:, :, -SAMPLE // N_STEPS :]
     squares = squares.mean(axis=-1)
-    bias = 0.0 if sampler is SGHMC else 1 / (1 - 0.1 / 2) - 1  # exact on a Gaussian
+    bias = 0.0 if sampler is SGHMC else 1 / (1 - ETA / 2) - 1  # exact on a Gaussian
     error = squares.std() / squares.size**0.5
     assert abs(squares.mean() - 1 - bias) < 4.5 * error < 0.5
     # Diagnostics leave the draws that explore out.
@@ -86,7 +87,7 @@ def test_heated_phases_give_a_mixture_its_weights(sampler):
 
 @pytest.mark.parametrize("sampler", [SGHMC, SGLD])
 def test_without_heat_a_chain_stays_in_its_mode(sampler):
-    idata = sample(sampler, lambda t: Phase(0.1, cycle=t // CYCLE), 40, mixture())
+    idata = sample(sampler, lambda t: Phase(ETA, cycle=t // CYCLE), 10, mixture())
     assert (idata.posterior["x"] > 0).all()
     assert (idata.sample_stats["draw_weight"] > 0).all()
 

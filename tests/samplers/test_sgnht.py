@@ -3,12 +3,13 @@
 import math
 
 import numpy as np
+import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
 
 from stationary import H, NoisyLinear, Script, V
-from test_law import EULER_THERMOSTAT
+from thermostats import EULER_THERMOSTAT
 
 from pymc_sghmc.samplers import baoab, sghmc, sgnht
 from pymc_sghmc.tuning.budget import ChainTuning, choose, critical_friction
@@ -75,7 +76,7 @@ def test_update_equals_a_literal_transcription():
     theta, r, zeta = rng.standard_normal(3), rng.standard_normal(3), np.array([A + 0.2])
     state = sgnht.SGNHTState(theta, eps * r, np.array(0.2 * eps))
     for values in rng.standard_normal((50, 6)):
-        minibatch = gradient.root @ values[3:]
+        minibatch = gradient.order.root @ values[3:]
         theta, r, zeta = transcribed(
             theta,
             r,
@@ -217,9 +218,11 @@ def test_without_a_gradient_the_thermostat_moves_by_the_excess_of_speed():
 
 
 def test_friction_that_leaves_a_thermostat_nothing_is_refused():
+    with pm.Model() as model:
+        pm.Normal("x")
     for friction in (1, 1.0, np.float32(1)):
         with pytest.raises(ValueError, match=r"friction=1: a thermostat .* Take less than 1"):
-            sgnht.SGNHT(friction=friction)
+            sgnht.SGNHT(friction=friction, model=model)
 
 
 def test_temperature_zero_draws_no_noise_and_slows_down():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from stationary import stationary_covariance
+from thermostats import EULER_THERMOSTAT
 
 from pymc_sghmc.samplers import baoab, sghmc, sgld
 from pymc_sghmc.tuning.budget import ChainTuning, choose
@@ -113,31 +114,6 @@ def test_a_rule_that_is_not_linear_is_refused():
 def test_no_law_has_a_name(name):
     with pytest.raises(AttributeError):
         inflation(name, 0.1, 1.0, 0.3, friction=0.3)
-
-
-class ThermostatState(NamedTuple):
-    position: np.ndarray
-    momentum: np.ndarray
-    thermostat: np.ndarray
-
-
-def thermostat_in_eq_15s_order(state, gradient, learning_rate, rng, *, friction, temperature=1.0):
-    """Ding et al. (2014), Algorithm 2, with the drift first, as in eq. 15 of Chen et al."""
-    theta, v, xi = state
-    theta = theta + v
-    _, grad = gradient(theta, gradient.draw_minibatch(rng))
-    noise = rng.standard_normal(v.shape, dtype=v.dtype)
-    v = (
-        v
-        + learning_rate * grad
-        - xi * v
-        + (2 * friction * learning_rate * temperature) ** 0.5 * noise
-    )
-    xi = xi + (v @ v / v.size - learning_rate * temperature)
-    return ThermostatState(theta, v, xi), {}
-
-
-EULER_THERMOSTAT = Rule(thermostat_in_eq_15s_order, ThermostatState)
 
 
 @pytest.mark.parametrize("V", [0.0, 2.0, 5.0])
