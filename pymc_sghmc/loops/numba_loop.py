@@ -20,7 +20,9 @@ from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache, numba
 
 __all__ = ["numba_loop"]
 
-THIS_FILE = Path(__file__).read_bytes()  # a loop of other code isn't taken from the cache on disk
+# a loop of other code isn't taken from the cache on disk, nor one of a module that has moved since:
+# Numba imports the module by its name when it loads what it kept
+THIS_FILE = f"{__name__}\n{Path(__file__).read_text()}"
 AHEAD = 8  # rows
 LINE = 64  # bytes that a processor fetches at a time
 
@@ -119,6 +121,6 @@ def numba_loop(function, n_state: int, n_rows: int, gathers: list):
     }
     cache_key = None
     if key is not None:
-        cache_key = sha256(THIS_FILE + f"{n_state} {n_rows} {gathers} {key}".encode()).hexdigest()
+        cache_key = sha256(f"{THIS_FILE}{n_state} {n_rows} {gathers} {key}".encode()).hexdigest()
     loop = compile_numba_function_src(source, "inner_loop", names, cache_key=cache_key)
     return numba_njit(loop, final_function=True, cache=key is not None)
