@@ -125,8 +125,20 @@ def test_compiled_steps_are_the_update_itself(model, sampler, kind, precondition
     compare(sampler, model, kind, preconditioner, "FAST_COMPILE", 200, 1e-12)
 
 
-@pytest.mark.parametrize("mode", BACKENDS)
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def slow_to_compile(sampler, mode):
+    # Numba takes 20 to 60 s for each rule: one is enough where the rules by hand are held to it, too
+    return [pytest.mark.slow] * (mode == "NUMBA" and sampler is not SAMPLERS[2])
+
+
+@pytest.mark.parametrize(
+    "sampler, mode",
+    [
+        pytest.param(sampler, mode, id=f"{sampler}-{mode}", marks=slow_to_compile(sampler, mode))
+        for sampler in SAMPLERS
+        for mode in ("FAST_COMPILE", "NUMBA")
+    ]
+    + [pytest.param(sampler, "JAX", marks=NEEDS_JAX, id=f"{sampler}-JAX") for sampler in SAMPLERS],
+)
 def test_backends_agree_with_the_update_over_thousands_of_steps(model, sampler, mode):
     kind = "control_variates" if sampler is SAMPLERS[2] else "plain"
     compare(sampler, model, kind, "dense", mode, 3000, 1e-11)

@@ -17,7 +17,6 @@ sys.path.insert(0, str(PAPERS))
 # Without data of ours, and with.
 ALONE = ["sghmc_simulated", "qnhmc_table1"]
 ON_DATA = ["sghmc_mnist", "sghmc_movielens", "qnhmc_table2", "qnhmc_table3"]
-SLOW = ["qnhmc_table2", "qnhmc_table3"]  # what they share with the others is tested with these
 
 
 def run(name, folder, *options):
@@ -43,10 +42,8 @@ def test_experiments_without_data_run(name, tmp_path):
     check_outputs(name, tmp_path, run(name, tmp_path))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in ON_DATA],
-)
+@pytest.mark.slow  # what they share with the others is tested with these, and piece by piece below
+@pytest.mark.parametrize("name", ON_DATA)
 def test_experiments_on_data_run(name, tmp_path, data):
     check_outputs(name, tmp_path, run(name, tmp_path))
 

@@ -109,6 +109,7 @@ def sample(
     cores=4,
     model=None,
     preconditioner=None,
+    mode="NUMBA",
     **settings,
 ):
     """Run four chains from starting points drawn with twice the posterior's sds."""
@@ -118,7 +119,7 @@ def sample(
     rng = np.random.default_rng(seed)
     starts = rng.multivariate_normal(reference.mode, 4 * reference.laplace, size=4)
     with model:
-        step = sampler(preconditioner=preconditioner, compile_kwargs={"mode": "NUMBA"}, **settings)
+        step = sampler(preconditioner=preconditioner, compile_kwargs={"mode": mode}, **settings)
         return pm.sample(
             draws,
             tune=tune,
@@ -208,7 +209,7 @@ def test_sgld_samples_the_reference_posterior(data, name):
 
 
 QUICK = dict(batch_size=1000, learning_rate=0.015, friction=0.25, n_steps=10, cores=2)
-WRONG = dict(QUICK, draws=250, tune=50)  # a wrong target shows soon
+WRONG = dict(QUICK, draws=250, tune=50, mode="CVM")  # a wrong target shows soon
 
 
 def test_sghmc_samples_the_wells_posterior(data):

@@ -17,7 +17,7 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from modes import FAST, QUIET
+from modes import FAST, QUIET, C
 from pymc.exceptions import SamplingError
 from pymc.pytensorf import compile
 from pymc.step_methods.state import equal_dataclass_values
@@ -208,7 +208,7 @@ def test_variance_without_replacement_follows_the_exact_law():
                 learning_rate=eta,
                 gradient="plain",
                 n_steps=M,
-                compile_kwargs=FAST,
+                compile_kwargs=C,
             )
             draws[replace] = (
                 pm.sample(1500, tune=20, chains=1, step=step, random_seed=1, **QUIET)
