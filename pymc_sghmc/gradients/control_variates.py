@@ -13,7 +13,7 @@ from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.faults import NonFinite
-from pymc_sghmc.loops.backends import resident
+from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
 from pymc_sghmc.models.row_terms import difference, row_terms
 from pymc_sghmc.rows.orders import ByLeverage
 
@@ -122,18 +122,8 @@ class ControlVariates:
 
     def symbolic(self, position) -> tuple:
         """Return ∇ log p̃ at a symbolic position, and what it takes: see `MinibatchGradient`."""
-        graph, by_leverage = self.density.graph, isinstance(self.order, ByLeverage)
-        weights, drawn, fixed = {}, [], [graph.prior_weight]
-        for row, weight, noisy in zip(
-            graph.rows, graph.row_weights, self.data.is_noisy, strict=True
-        ):
-            if noisy and by_leverage:
-                counts, size = pt.ivector("counts"), pt.scalar("pool_size", dtype=weight.dtype)
-                weights[weight] = (size / row.shape[0] / counts[row]).astype(weight.dtype)
-                fixed += [size, counts]
-            else:
-                fixed += [weight] if noisy else [weight, row]
-            drawn += [row] if noisy else []
+        graph = self.density.graph
+        weights, drawn, fixed = symbolic_weights(graph, self.data, self.order)
         if self._symbols is None:
             own, prior_weight, grad = graph.position, graph.prior_weight, graph.gradient
             centre, anchor, tables = own.type("centre_of_control_variates"), own.type("anchor"), []
@@ -143,26 +133,16 @@ class ControlVariates:
         else:
             grad, centre, anchor, tables = self._symbols
         [grad] = clone_replace([grad], {graph.position: position, **weights}, rebuild_strict=False)
-        return grad, drawn, [*fixed, centre, anchor, *tables, *graph.arrays, *graph.given]
+        others = [centre, anchor, *tables, *graph.arrays, *graph.given]
+        return grad, drawn, [graph.prior_weight, *fixed, *others]
 
     def fixed_inputs(self, arrays) -> tuple:
         """Return the values, now, of what doesn't change from one minibatch of ``arrays`` to the next."""
         centre, _, anchor, order, tables = self.anchor
-        by_leverage = isinstance(order, ByLeverage)
-        if self._placed is None or self._placed[0] is not order:
-            counts = order.counts if by_leverage else []
-            placed = ([resident(self.density.function, x) for x in xs] for xs in (counts, tables))
-            self._placed = order, *placed
-        _, counts, tables = self._placed
-        fixed = [self._one]
-        for k, (weight, rows) in enumerate(zip(self.data.weights, self.data.whole, strict=True)):
-            if rows is not None:
-                fixed += [weight, rows]
-            elif by_leverage:
-                fixed += [np.asarray(order.pools[k].size, dtype=weight.dtype), counts[k]]
-            else:
-                fixed += [weight]
-        return (*fixed, centre, anchor, *tables, *arrays, *self.density.given)
+        if self._placed is None or self._placed.order is not order:
+            self._placed = RowWeights(self.density.function, order, tables)
+        fixed, others = self._placed.fixed(self.data), (*arrays, *self.density.given)
+        return (self._one, *fixed, centre, anchor, *self._placed.tables, *others)
 
 
 def _with_row_terms(density, data):

@@ -26,7 +26,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor
 from pymc_sghmc.models.graphs import slice_rows
 from pymc_sghmc.models.row_axes import fixed_jacobians, row_axes
 
-__all__ = ["RowTerms", "difference", "row_terms"]
+__all__ = ["RowTerms", "difference", "pull_back", "row_cuts", "row_terms", "summed_if_shared"]
 
 MAX_NUMBERS = 16  # remembered of each row, besides its log-likelihood
 
@@ -43,6 +43,11 @@ class Cut(NamedTuple):
     def shared(self) -> bool:
         """Whether all rows share it."""
         return self.zeta.type.broadcastable[0]
+
+    @property
+    def flat_zeta(self):
+        """ζ as a matrix, (n or 1, size)."""
+        return self.zeta.reshape((1 if self.shared else self.zeta.shape[0], self.size))
 
 
 class RowTerms(NamedTuple):
@@ -76,14 +81,10 @@ def row_terms(log_likelihoods, variables, batches, point, check_bounds=True) -> 
         None where an operation isn't known to keep rows apart, where a row would need more than
         ``MAX_NUMBERS`` numbers, or where the unknowns enter a row in no simpler way.
     """
-    # Checks look at all rows but let values through: they are no part of a cut.
-    unchecked = [_without_checks(log_likelihood) for log_likelihood in log_likelihoods]
-    cuts = []
-    for graph, inputs in zip(unchecked, batches, strict=True):
-        found = _cuts(graph, variables, inputs, point)
-        if found is None:
-            return None
-        cuts.append(found)
+    found = row_cuts(log_likelihoods, variables, batches, point)
+    if found is None:
+        return None
+    unchecked, cuts = found
     log_likelihoods = list(log_likelihoods) if check_bounds else unchecked
     terms = [
         pt.concatenate(
@@ -93,6 +94,19 @@ def row_terms(log_likelihoods, variables, batches, point, check_bounds=True) -> 
         for ll, group in zip(log_likelihoods, cuts, strict=True)
     ]
     return RowTerms(terms, list(variables), cuts)
+
+
+def row_cuts(log_likelihoods, variables, batches, point) -> tuple[list, list] | None:
+    """Return the log-likelihoods without PyMC's checks, and of each group its cuts, or None."""
+    # Checks look at all rows but let values through: they are no part of a cut.
+    unchecked = [_without_checks(log_likelihood) for log_likelihood in log_likelihoods]
+    cuts = []
+    for graph, inputs in zip(unchecked, batches, strict=True):
+        found = _cuts(graph, variables, inputs, point)
+        if found is None:
+            return None
+        cuts.append(found)
+    return unchecked, cuts
 
 
 def difference(rows, weights, cached, centre) -> list:
@@ -124,24 +138,26 @@ def difference(rows, weights, cached, centre) -> list:
             by_row = w.dimshuffle(0, *["x"] * (c.ndim - 1))
             # A copy of ζ, so that what one ζ owes to another isn't counted twice
             if cut.fixed:
-                moving[pt.tensor_copy(cut.zeta)] = _total(cut, by_row * (c - c_hat))
+                moving[pt.tensor_copy(cut.zeta)] = summed_if_shared(cut, by_row * (c - c_hat))
             else:
-                moving[pt.tensor_copy(cut.zeta)] = _total(cut, by_row * c)
-                resting[pt.tensor_copy(cut.zeta)] = _total(cut, by_row * c_hat)
-    gradient = _pullback(rows.variables, moving)
+                moving[pt.tensor_copy(cut.zeta)] = summed_if_shared(cut, by_row * c)
+                resting[pt.tensor_copy(cut.zeta)] = summed_if_shared(cut, by_row * c_hat)
+    gradient = pull_back(rows.variables, moving)
     if resting:
         to_centre = dict(zip(rows.variables, centre, strict=True))
-        at_centre = clone_replace(_pullback(rows.variables, resting), to_centre)
+        at_centre = clone_replace(pull_back(rows.variables, resting), to_centre)
         gradient = [a - b for a, b in zip(gradient, at_centre, strict=True)]
     return gradient
 
 
-def _total(cut, cotangents):
+def summed_if_shared(cut, cotangents):
+    """Cotangents of ζ from those of each row."""
     total = cotangents.sum(axis=0, keepdims=True) if cut.shared else cotangents
     return total.astype(cut.zeta.dtype)
 
 
-def _pullback(variables, cotangents) -> list:
+def pull_back(variables, cotangents) -> list:
+    """Jᵀ times cotangents of several ζ, for each variable."""
     if not cotangents:
         return [variable.zeros_like() for variable in variables]
     return pt.grad(None, variables, known_grads=cotangents, disconnected_inputs="ignore")

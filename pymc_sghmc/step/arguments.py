@@ -58,8 +58,10 @@ def _learning_rate(name, value):
 
 
 def _gradient(name, value):
-    if value not in ("auto", "plain", "control_variates"):
-        raise ValueError(f'{name}={value!r}: must be "auto", "plain" or "control_variates".')
+    if value not in ("auto", "plain", "control_variates", "second_order"):
+        raise ValueError(
+            f'{name}={value!r}: must be "auto", "plain", "control_variates" or "second_order".'
+        )
     return value
 
 
@@ -108,7 +110,7 @@ class SharedArguments(TypedDict, total=False):
         and has no unit), or a schedule ``t -> η_t`` from `pymc_sghmc.schedules`. "auto": the
         largest up to 0.25 in units of the posterior's variances whose predicted bias is within
         ``target_bias``.
-    gradient : {"auto", "plain", "control_variates"}, default "auto"
+    gradient : {"auto", "plain", "control_variates", "second_order"}, default "auto"
         How minibatches estimate the gradient. "control_variates" adds the difference of the
         minibatch's gradients here and at a centre to the gradient of all rows at the centre (Baker
         et al. 2019), with rows drawn by their leverage: near the centre the noise is that of the
@@ -149,7 +151,9 @@ class SharedArguments(TypedDict, total=False):
     ]
     replace: Annotated[bool, Argument(True)]
     learning_rate: Annotated[Literal["auto"] | float | Schedule, Argument("auto", _learning_rate)]
-    gradient: Annotated[Literal["auto", "plain", "control_variates"], Argument("auto", _gradient)]
+    gradient: Annotated[
+        Literal["auto", "plain", "control_variates", "second_order"], Argument("auto", _gradient)
+    ]
     preconditioner: Annotated[
         Literal["auto", "diag", "dense"] | np.ndarray | None, Argument("auto")
     ]

@@ -91,7 +91,8 @@ def refuse_missing_values(data):
 
 def tell(sampler, tuner, tuning, learning_rate, seconds):
     """Log what was set up and chosen, and warn where there is no mode."""
-    kind = "control variates" if tuning.control_variates else "plain minibatches"
+    kinds = "plain minibatches", "control variates", "second-order control variates"
+    kind = kinds[tuning.order]
     kind = "all data" if tuner.gradient.is_exact else kind
     shape = {0: "no", 1: "diagonal", 2: "dense"}[tuner.setup.coordinates.ndim]
     settings = f"learning_rate={learning_rate:.3g}"

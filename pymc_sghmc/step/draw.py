@@ -22,6 +22,7 @@ STATISTICS = {
     "gradient_noise": (np.float64, []),
     "friction": (np.float64, []),
     "control_variates": (bool, []),
+    "gradient_order": (int, []),
     "minibatch_logp": (np.float64, []),
     "cycle": (int, []),
     "diverging": (bool, []),
@@ -72,7 +73,8 @@ class Draw:
             "gradient_norm": math.sqrt(target.square_norm / m),
             "gradient_noise": gradient_noise,
             "friction": self.settings.get("friction", math.nan),
-            "control_variates": tuning is not None and tuning.control_variates,
+            "control_variates": tuning is not None and tuning.order > 0,
+            "gradient_order": 0 if tuning is None else tuning.order,
             "minibatch_logp": self.logp,
             "cycle": self.phase.cycle,
             "diverging": False,
@@ -87,7 +89,8 @@ class Draw:
             "learning_rate": self.learning_rate,
             "draw_weight": 0.0,
             "target_temperature": temperature,
-            "control_variates": tuning is not None and tuning.control_variates,
+            "control_variates": tuning is not None and tuning.order > 0,
+            "gradient_order": 0 if tuning is None else tuning.order,
             "cycle": 0 if self.phase is None else self.phase.cycle,
             "diverging": True,
             "divergences": 1,
@@ -163,7 +166,7 @@ class DrawLoop:
                 chain.n_updates += 1
         position = target.coordinates.to_theta(draw.state.position)
         is_finite = np.isfinite(position).all()
-        if not is_finite or (is_tuning and self.tuner.is_lost(position)):
+        if not is_finite or (is_tuning and self.tuner.is_lost(chain.tuning, position)):
             raise NonFinite(position, position, draw.logp)
         return position
 

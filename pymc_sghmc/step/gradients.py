@@ -2,12 +2,13 @@
 
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
+from pymc_sghmc.gradients.second_order import second_order
 
 __all__ = ["gradients"]
 
 
 def gradients(model, unknowns, point, given) -> tuple:
-    """Return the plain gradient, and control variates where they are wanted or allowed, else None.
+    """Return the plain gradient, and control variates of first and second order, or None for them.
 
     Parameters
     ----------
@@ -28,12 +29,19 @@ def gradients(model, unknowns, point, given) -> tuple:
         given["replace"],
     )
     kind = given["gradient"]
-    if kind == "control_variates" and plain.is_exact:
+    if kind in ("control_variates", "second_order") and plain.is_exact:
         raise ValueError(
-            'gradient="control_variates": the gradient uses all data and has no noise. Pass a '
+            f'gradient="{kind}": the gradient uses all data and has no noise. Pass a '
             'batch_size, or gradient="auto".'
         )
     moves = kind == "auto" and plain.density.likelihood_needs_others
     if kind == "plain" or plain.is_exact or moves:
-        return plain, None
-    return plain, ControlVariates(plain)
+        return plain, (None, None)
+    second = None if kind == "control_variates" else second_order(plain)
+    if isinstance(second, str):
+        if kind == "second_order":
+            raise ValueError(
+                f'gradient="second_order": {second}. Use gradient="control_variates", or "auto".'
+            )
+        second = None
+    return plain, (ControlVariates(plain), second)

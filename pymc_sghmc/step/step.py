@@ -93,7 +93,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         self.unknowns = Unknowns(self.vars, point)
         initial, centre = self.unknowns.ravel(point), given["centre"]
         preconditioner = checked_preconditioner(given["preconditioner"], self.unknowns.d, schedule)
-        gradient, control_variates = gradients(model, self.unknowns, point, given)
+        gradient, expansions = gradients(model, self.unknowns, point, given)
         if self.blocked:
             cautions.warn_of_other_steps(name, model, gradient.density, given["data"])
         if centre is not None:
@@ -112,7 +112,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         )
         self.tuner = Tuner(
             gradient,
-            control_variates,
+            expansions,
             settings,
             preconditioner=preconditioner,
             kind=given["gradient"],

@@ -18,6 +18,8 @@ from scipy.optimize import brentq
 from pymc_sghmc.tuning import law
 
 __all__ = [
+    "FARTHEST_LEARNING_RATE",
+    "MAX_LEARNING_RATE",
     "ChainTuning",
     "choose",
     "critical_friction",
@@ -27,6 +29,7 @@ __all__ = [
 ]
 
 MAX_LEARNING_RATE = 0.25  # ε = ½ posterior sd: the curvature may grow 16-fold before BAOAB diverges
+FARTHEST_LEARNING_RATE = 1.0  # where it is known that the curvature hardly grows within reach
 UNKNOWN_NOISE = 0.25  # share of the noise that a noise estimate or a thermostat may miss
 MIN_FRICTION = 0.01  # the least that Chen et al. use
 
@@ -71,7 +74,7 @@ class ChainTuning(NamedTuple):
     with weights growing as t³ over the tuning draws, after what was measured around the centre.
     """
 
-    control_variates: bool  # which gradient is in use
+    order: int  # of the gradient in use: 0 plain, 1 control variates, 2 second-order ones
     noise: np.ndarray  # diagonal of V̂, (d,)
     temperatures: list  # of the tuning draws so far
     learning_rate: float | None = None
@@ -174,5 +177,5 @@ def choose(
 
 
 def score(tuning) -> float:
-    """Relaxation per evaluated row: control variates evaluate each minibatch at two points."""
-    return tuning.rate / (1 + tuning.control_variates)
+    """Relaxation per evaluated row: control variates count a minibatch at two points."""
+    return tuning.rate / (1 + (tuning.order > 0))

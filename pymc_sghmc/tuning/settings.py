@@ -45,10 +45,12 @@ class Settings:
     def chosen(self, tuning, setup):
         """Choose those that are free by what is known of the noise; return the tuning with them."""
         noise = float(tuning.noise.max()) / (self.temperature or 1.0)
+        # second-order noise grows fast with the distance: none of it counts as taken out
+        left_in = 1.0 if tuning.order == 2 else self.noise.left_in
         return choose(
             self.rule,
             tuning,
-            noise=noise * self.noise.left_in,
+            noise=noise * left_in,
             stiffness=setup.stiffness,
             slowness=setup.slowness,
             budget=self.target_bias,

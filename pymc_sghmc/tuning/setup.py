@@ -11,23 +11,32 @@ import numpy as np
 from pymc.initial_point import make_initial_point_fn
 from scipy.linalg import solve_triangular
 
-from pymc_sghmc.gradients.control_variates import Anchor
 from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
 from pymc_sghmc.gradients.noise import noise_covariance
+from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE, MAX_LEARNING_RATE
 from pymc_sghmc.tuning.centre import MAX_DENSE, Centre, find_centre, largest_curvature
 
 __all__ = ["Setup", "near", "same_inputs", "set_up", "unconstrained_point"]
 
 N_PROBES = 20  # points near the centre at which the noise is measured
 NOISY = 4  # times the median noise, above which a direction gets a scale of its own
+N_EXACT = (
+    4  # points at each distance at which second-order noise is measured over all rows, and ...
+)
+N_GROWTH = 2  # ... at which all rows tell how much the curvature changes
+MOST_FAR_NOISE = (
+    5.0  # variance in φ at 2 sds above which second-order control variates are given up
+)
+MOST_GROWTH = 0.5  # of the curvature, relative, at 2 sds, with which steps may be long
 SLOW = 0.01  # curvature of the slowest direction over the stiffest where nobody has measured it
 
 
 class Noise(NamedTuple):
-    """Diagonal of V̂ in φ, (d,), of each gradient."""
+    """Diagonal of V̂ in φ, (d,), of each gradient; None where there is none."""
 
     plain: np.ndarray
-    control_variates: np.ndarray | None
+    first_order: np.ndarray | None
+    second_order: np.ndarray | None
 
 
 class Setup(NamedTuple):
@@ -38,21 +47,23 @@ class Setup(NamedTuple):
     coordinates: Coordinates
     stiffness: float  # largest and ...
     slowness: float  # ... smallest curvature of −log p in φ
-    anchor: Anchor | None  # of the control variates
+    anchors: tuple  # of control variates of first and of second order, or None
+    limit: float  # of the learning rate of second-order ones
     passes: float  # over all data, with and without gradients
     noise: Noise
 
 
 def set_up(
-    gradient, control_variates, start, key, *, preconditioner, optimise, temperature, scale=None
+    gradient, expansions, start, key, *, preconditioner, optimise, temperature, scale=None
 ) -> Setup:
-    """Find the centre from ``start`` and measure the noise of both gradients around it.
+    """Find the centre from ``start`` and measure the noise of all gradients around it.
 
     Parameters
     ----------
     gradient : MinibatchGradient
-    control_variates : ControlVariates or None
-        Gets its centre here.
+    expansions : tuple
+        Control variates of first and of second order, or None: they get their centres here, those
+        of first order only where the others don't serve.
     start : array of shape (d,)
     preconditioner : {"auto", "diag", "dense"}, array or None
         An array is M⁻¹.
@@ -83,13 +94,24 @@ def set_up(
     if factor is not None:
         factor = factor.astype(gradient.density.dtype)
     passes = centre.passes
-    if control_variates is not None:
-        passes += control_variates.set_centre(centre.position, centre.factor)
+    first, second = expansions
+    near_by = far = limit = None
+    if second is not None:
+        passes += second.set_centre(centre.position, centre.factor)
+        near_by, far, limit = _exact_noise(second, centre, Coordinates(factor), temperature)
+        passes += 2 * N_EXACT
+        if not far.max() <= MOST_FAR_NOISE:
+            second = None
+    if first is not None and second is None:
+        passes += first.set_centre(centre.position, centre.factor)
     noise = Noise(
         _noise(gradient, centre, factor, temperature),
-        control_variates and _noise(control_variates, centre, factor, temperature),
+        _noise(first, centre, factor, temperature) if first and second is None else None,
+        near_by if second is not None else None,
     )
-    anchor = control_variates and control_variates.anchor
+    anchors = tuple(
+        e.anchor if V is not None else None for e, V in zip(expansions, noise[1:], strict=True)
+    )
     if kind is not None:
         # Directions in which the gradient is much noisier than in most would slow down all of them.
         known = [V for V in noise if V is not None]
@@ -99,7 +121,8 @@ def set_up(
         noise = Noise(*(None if V is None else V * shrink for V in noise))
         slowness = slowness * float(shrink.min())
     coordinates = Coordinates(factor)
-    return Setup(key, centre, coordinates, stiffness, slowness, anchor, passes, noise)
+    limit = limit or MAX_LEARNING_RATE
+    return Setup(key, centre, coordinates, stiffness, slowness, anchors, limit, passes, noise)
 
 
 def _extreme_curvatures(passes, centre, factor):
@@ -126,6 +149,32 @@ def _noise(gradient, centre, factor, temperature):
         position = position.astype(gradient.density.dtype)
         total += noise_covariance(gradient, coordinates, position, rng)
     return np.nan_to_num(total / N_PROBES, nan=1e100, posinf=1e100)
+
+
+def _exact_noise(second, centre, coordinates, temperature):
+    """Diagonal of V in φ at 1 and at 2 sds from the centre, and how large η may become."""
+    rng, T = np.random.default_rng(0), (temperature or 1.0) ** 0.5
+    z = rng.standard_normal((N_EXACT, centre.position.size))
+    as_matrix = centre.factor if centre.factor.ndim == 2 else np.diag(centre.factor)
+    points = [centre.position + far * T * as_matrix @ x for far in (1.0, 2.0) for x in z]
+    sizes, is_noisy = second.data.batch_sizes, second.data.is_noisy
+    found = np.array(
+        [
+            sum(V / n for V, n, noisy in zip(by_group, sizes, is_noisy, strict=True) if noisy)
+            for by_group in second.noise_at(points, coordinates)
+        ]
+    )
+    found = np.nan_to_num(found, nan=1e100, posinf=1e100)
+    # on a Gaussian the force falls off by z sds from the centre to there
+    passes, L = second.passes, as_matrix
+    here = L.T @ passes.log_density(second.anchor.centre)[1]
+    growth = 0.0
+    for x in z[:N_GROWTH]:
+        far = second.anchor.centre + (2 * T * L @ x).astype(second.density.dtype)
+        there = L.T @ passes.log_density(far)[1]
+        growth = max(growth, np.linalg.norm((there - here) / (2 * T) + x) / np.linalg.norm(x))
+    limit = FARTHEST_LEARNING_RATE if growth <= MOST_GROWTH else MAX_LEARNING_RATE
+    return found[:N_EXACT].mean(axis=0), found[N_EXACT:].mean(axis=0), limit
 
 
 def near(centre, rng, scale):

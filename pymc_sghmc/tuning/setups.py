@@ -20,8 +20,9 @@ class Setups:
     Parameters
     ----------
     gradient : MinibatchGradient
-    control_variates : ControlVariates or None
-        Gets the anchor of the set-up in use.
+    expansions : tuple
+        Control variates of first and of second order, or None for either: they get the anchors of
+        the set-up in use.
     preconditioner : {"auto", "diag", "dense"}, array or None
         An array is M⁻¹.
     centre : array of shape (d,) or None
@@ -29,32 +30,34 @@ class Setups:
     temperature : float
     """
 
-    def __init__(self, gradient, control_variates, *, preconditioner, centre, temperature):
-        self._gradient, self._control_variates = gradient, control_variates
+    def __init__(self, gradient, expansions, *, preconditioner, centre, temperature):
+        self._gradient, self._expansions = gradient, expansions
         self._preconditioner, self.given_centre = preconditioner, centre
         self._temperature = temperature
         self.current = self._first = None
-        self.made_from = None  # start, scale and other unknowns of the set-up in use
+        self.made_from = None  # start, scale, highest order, other unknowns of the set-up in use
 
-    def make(self, start, scale=None):
+    def make(self, start, scale=None, highest=2):
         """Take a set-up from here into use, one that is known where nothing has changed.
 
-        With a ``scale``, the factor of an earlier centre, ``start`` is the centre.
+        With a ``scale``, the factor of an earlier centre, ``start`` is the centre. No control
+        variates are of a higher order than ``highest``.
         """
         optimise, density = scale is None, self._gradient.density
         given = (*density.given, *density.held)
-        key = (start, optimise, given, self._gradient.data.arrays)
+        key = (start, (optimise, highest), given, self._gradient.data.arrays)
         known = [s for s in (self.current, self._first) if s and same_inputs(s.key, key)]
         if known:
             self.current = known[0]
-            if self._control_variates is not None:
-                self._control_variates.anchor = self.current.anchor
+            for expansion, anchor in zip(self._expansions, self.current.anchors, strict=True):
+                if expansion is not None:
+                    expansion.anchor = anchor
         else:
             if not self.is_finite_at(start):
                 raise NonFinite(start, start, np.nan)
             self.current = set_up(
                 self._gradient,
-                self._control_variates,
+                [e if order <= highest else None for order, e in enumerate(self._expansions, 1)],
                 start if self.given_centre is None else self.given_centre,
                 key,
                 preconditioner=self._preconditioner,
@@ -62,7 +65,7 @@ class Setups:
                 temperature=self._temperature,
                 scale=scale,
             )
-        self.made_from = (start, scale, density.given)
+        self.made_from = (start, scale, highest, density.given)
         return self.current
 
     def make_first(self, start):
@@ -72,9 +75,9 @@ class Setups:
     def restore(self, made_from):
         """Take into use what was made from these, if it isn't: for a chain that was restored."""
         if self.made_from is None or not _equal(made_from, self.made_from):
-            start, scale, given = made_from
+            start, scale, highest, given = made_from
             with self._gradient.density.at(given):
-                self.make(start, scale)
+                self.make(start, scale, highest)
         self.made_from = made_from  # the very same: the next draw needs no comparison
 
     def forget(self):
@@ -99,17 +102,25 @@ class Setups:
 
     def distance(self, position) -> float:
         """How far a position is from the centre, in its own standard deviations, at most."""
+        return np.abs(self._in_sds(position)).max()
+
+    def radius(self, position) -> float:
+        """How far a position is from the centre in all directions together."""
+        return float(np.linalg.norm(self._in_sds(position)))
+
+    def _in_sds(self, position):
         shift, scale = position - self.current.centre.position, self.current.centre.factor
         if scale.ndim == 1:
-            return np.abs(shift / scale).max()
-        return np.abs(solve_triangular(scale, shift, lower=True)).max()
+            return shift / scale
+        return solve_triangular(scale, shift, lower=True, check_finite=False)
 
 
 def _equal(made_from, other) -> bool:
     """Whether two set-ups begin at equal points, with equal scales and other unknowns."""
-    (start, scale, given), (start_2, scale_2, given_2) = made_from, other
+    (start, scale, highest, given), (start_2, scale_2, highest_2, given_2) = made_from, other
     return (
         np.array_equal(start, start_2)
+        and highest == highest_2
         and (scale is None) == (scale_2 is None)
         and (scale is None or np.array_equal(scale, scale_2))
         and all(map(np.array_equal, given, given_2))

@@ -7,7 +7,10 @@ chain has found is its `ChainTuning`, which each method takes and returns anew. 
 of a sampler.
 """
 
+import math
+
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -30,13 +33,13 @@ class Tuner:
     Parameters
     ----------
     gradient : MinibatchGradient
-    control_variates : ControlVariates or None
-        Where they may be used.
+    expansions : tuple
+        Control variates of first and of second order, or None where they may not be used.
     settings : Settings
         Of the update rule.
     preconditioner : {"auto", "diag", "dense"}, array or None
         An array is M⁻¹.
-    kind : {"auto", "plain", "control_variates"}
+    kind : {"auto", "plain", "control_variates", "second_order"}
         Of gradient, as given.
     centre : array of shape (d,) or None
         A point to use instead of the mode.
@@ -44,20 +47,17 @@ class Tuner:
         Where chains begin as a rule.
     """
 
-    def __init__(
-        self, gradient, control_variates, settings, *, preconditioner, kind, centre, initial
-    ):
-        self.gradient, self.control_variates = gradient, control_variates
+    def __init__(self, gradient, expansions, settings, *, preconditioner, kind, centre, initial):
+        self.gradient, self.gradients = gradient, (gradient, *expansions)  # the latter by order
         self.settings, self.initial = settings, initial
-        self.may_change = control_variates is not None and kind == "auto"
+        has_expansions = any(expansion is not None for expansion in expansions)
+        self.may_change = has_expansions and kind == "auto"
         estimates = settings.noise.is_tuned and not gradient.is_exact
         self.is_tuned = settings.are_free or self.may_change or estimates
-        self.needs_setup = (
-            control_variates is not None or isinstance(preconditioner, str) or self.is_tuned
-        )
+        self.needs_setup = has_expansions or isinstance(preconditioner, str) or self.is_tuned
         self.setups = Setups(
             gradient,
-            control_variates,
+            expansions,
             preconditioner=preconditioner,
             centre=centre,
             temperature=settings.temperature,
@@ -77,13 +77,10 @@ class Tuner:
         """Return what ``update`` is given for a gradient with these settings."""
         setup = self.setups.current
         coordinates = self._target.coordinates if setup is None else setup.coordinates
-        gradient = self._gradient(tuning is not None and tuning.control_variates)
+        gradient = self.gradients[0 if tuning is None else tuning.order]
         if self._target.gradient is not gradient or self._target.coordinates is not coordinates:
             self._target = Target(gradient, coordinates)
         return self._target
-
-    def _gradient(self, control_variates):
-        return self.control_variates if control_variates else self.gradient
 
     def begin_chain(self):
         """Forget the last chain; read the data anew, as ``pm.set_data`` may have changed them."""
@@ -103,22 +100,25 @@ class Tuner:
             self.setups.make(position)
             tuning = self._first_settings()
             # far from the centre control variates are noisier than any given learning rate allows
-            if self.settings.learning_rate is None or tuning.control_variates:
+            if self.settings.learning_rate is None or tuning.order:
                 position = self.setups.start(rng)
         elif tuning.setup_from is not self.setups.made_from:
             self.setups.restore(tuning.setup_from)
-        if self.gradient.density.likelihood_needs_others and tuning.control_variates:
-            self.control_variates.move_anchor()
+        if self.gradient.density.likelihood_needs_others and tuning.order:
+            self.gradients[tuning.order].move_anchor()
         return tuning, position
 
     def _first_settings(self) -> ChainTuning:
         """Choose by the noise around the centre, and the gradient that mixes faster."""
-        noise, made_from = self.setup.noise, self.setups.made_from
+        plain, first, second = self.setup.noise
+        new = partial(ChainTuning, temperatures=[], setup_from=self.setups.made_from)
         options = []
-        if noise.control_variates is not None:
-            options.append(ChainTuning(True, noise.control_variates, [], setup_from=made_from))
+        if second is not None:
+            options.append(new(2, second, limit=self.setup.limit))
+        if first is not None:
+            options.append(new(1, first))
         if not options or self.may_change:
-            options.append(ChainTuning(False, noise.plain, [], setup_from=made_from))
+            options.append(new(0, plain))
         return max(map(self._chosen, options), key=score)
 
     def _chosen(self, tuning) -> ChainTuning:
@@ -148,7 +148,7 @@ class Tuner:
         state : NamedTuple or None
             None where the coordinates are new.
         """
-        if not self.gradient.is_exact:
+        if not self.gradient.is_exact and tuning.order < 2:  # of second order it is known exactly
             tuning = tuning.with_noise(target.noise_covariance(state.position, rng))
         relative = temperature / (self.settings.temperature or 1.0)
         tuning = tuning.with_temperature(relative, self.settings.target_bias)
@@ -157,7 +157,7 @@ class Tuner:
         if n_tuned >= 32 and self._has_moved(tuning, mean):
             with suppress(NonFinite):  # of the new centre; the old one stays
                 start = mean.astype(self.gradient.density.dtype)
-                self.setups.make(start, self.setup.centre.factor)
+                self.setups.make(start, self.setup.centre.factor, tuning.setup_from[2])
                 new = self._first_settings()
                 return new._replace(n_divergences=tuning.n_divergences), None
         return self.revised(tuning, state.position, rng), state
@@ -165,23 +165,22 @@ class Tuner:
     def revised(self, tuning, position, rng) -> ChainTuning:
         """Choose settings anew by what is known of the noise, and the gradient if one is better."""
         noise = tuning.noise
-        if tuning.control_variates:  # the larger of two estimates is safe, but biased: not for β̂
-            noise = np.maximum(noise, self.setup.noise.control_variates)
+        if tuning.order == 1:  # the larger of two estimates is safe, but biased: not for β̂
+            noise = np.maximum(noise, self.setup.noise.first_order)
         tuning = self._chosen(tuning._replace(noise=noise))._replace(noise=tuning.noise)
-        return self._reconsidered(tuning, position, rng) if self.may_change else tuning
+        may_change = self.may_change and self.setup.noise.first_order is not None
+        return self._reconsidered(tuning, position, rng) if may_change else tuning
 
     def _reconsidered(self, tuning, position, rng) -> ChainTuning:
         """Change to the other gradient where that is clearly better here, far from the centre, say."""
-        used = tuning.control_variates
-        other = Target(self._gradient(not used), self.setup.coordinates)
-        noise = np.mean([other.noise_covariance(position, rng) for _ in range(4)], axis=0)
-        if not used:  # control variates have no noise at their centre: it tells nothing here
-            noise = np.maximum(noise, self.setup.noise.control_variates)
+        other = 1 - tuning.order
+        target = Target(self.gradients[other], self.setup.coordinates)
+        noise = np.mean([target.noise_covariance(position, rng) for _ in range(4)], axis=0)
+        if other:  # control variates have no noise at their centre: it tells nothing here
+            noise = np.maximum(noise, self.setup.noise.first_order)
         if not np.isfinite(noise).all():
             return tuning
-        changed = self._chosen(
-            tuning._replace(control_variates=not used, noise=noise, n_measured=4)
-        )
+        changed = self._chosen(tuning._replace(order=other, noise=noise, n_measured=4))
         return changed if score(changed) > 1.5 * score(tuning) else tuning
 
     def slower(self, tuning) -> ChainTuning | None:
@@ -190,22 +189,42 @@ class Tuner:
         if not is_free or tuning.n_divergences >= MAX_DIVERGENCES:
             return None
         slower = {"limit": tuning.limit / 4, "n_divergences": tuning.n_divergences + 1}
+        if tuning.order == 2:
+            return self._of_first_order(tuning)
         if self.gradient.density.given_types:
             try:  # the other unknowns may have moved the mode
-                self.setups.make(self.initial)
+                self.setups.make(self.initial, highest=tuning.setup_from[2])
             except NonFinite:
                 return None
             tuning = self._first_settings()
         return self._chosen(tuning._replace(**slower))
 
-    def is_lost(self, position) -> bool:
+    def _of_first_order(self, tuning) -> ChainTuning | None:
+        """Give up second-order control variates, for a chain that they sent off."""
+        start, scale, _, given = tuning.setup_from
+        try:
+            with self.gradient.density.at(given):
+                self.setups.make(start, scale, highest=1)
+        except NonFinite:
+            return None
+        new = self._first_settings()
+        return new._replace(n_divergences=tuning.n_divergences + 1)
+
+    def is_lost(self, tuning, position) -> bool:
         """Whether a chain that is free to slow down has run away, long before it overflows."""
+        if tuning is not None and tuning.order == 2:
+            return self.is_far(tuning, position)
         return self.settings.learning_rate is None and not self.setups.distance(position) < LOST
+
+    def is_far(self, tuning, position) -> bool:
+        """Whether a chain is where second-order control variates may be as noisy as can be."""
+        d = position.size
+        return not self.setups.radius(position) < 4 * math.sqrt(d) + 10
 
     def _has_moved(self, tuning, mean) -> bool:
         """Whether the mean of the draws has left the centre, or other unknowns their values."""
         if self.setups.given_centre is not None or self.settings.learning_rate is not None:
             return False  # the scale of a given learning rate must stay
-        if not all(map(np.array_equal, tuning.setup_from[2], self.gradient.density.given)):
+        if not all(map(np.array_equal, tuning.setup_from[-1], self.gradient.density.given)):
             return True
         return bool(self.setups.distance(mean) > FAR)

@@ -433,7 +433,7 @@ def test_step_moves_the_anchor_with_the_unknowns_of_other_steps():
         assert stats["control_variates"]
         expected = exact(model)(np.append(THETA[:D], value))[1][:D]
         np.testing.assert_allclose(
-            law(step.tuner.control_variates, THETA[:D])[1], expected, rtol=1e-10
+            law(step.tuner.gradients[1], THETA[:D])[1], expected, rtol=1e-10
         )
 
 
@@ -447,8 +447,8 @@ def test_set_data_is_seen_by_the_next_chain(n_rows):
     pm.set_data({"x": x, "y_data": y}, model=model)
     step.begin_chain(np.random.default_rng(0))
     step.step(model.initial_point())
-    assert step.tuner.control_variates.order.counts[0].size == n_rows
-    logp, grad, _ = law(step.tuner.control_variates, THETA)
+    assert step.tuner.gradients[1].order.counts[0].size == n_rows
+    logp, grad, _ = law(step.tuner.gradients[1], THETA)
     expected = exact(model)(THETA)
     np.testing.assert_allclose(logp, expected[0], rtol=1e-10)
     np.testing.assert_allclose(grad, expected[1], rtol=1e-10)

@@ -275,7 +275,7 @@ def test_given_centre_is_taken_on_either_scale():
     ):
         step = step_of(model, centre=point)
         np.testing.assert_allclose(step.tuner.setup.centre.position, expected, rtol=1e-12)
-        np.testing.assert_allclose(step.tuner.control_variates.anchor.centre, expected, rtol=1e-12)
+        np.testing.assert_allclose(step.tuner.gradients[1].anchor.centre, expected, rtol=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:`find_MAP` will:FutureWarning")  # PyMC 6: jitter, InferenceData

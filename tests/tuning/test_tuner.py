@@ -274,7 +274,7 @@ def test_the_gradient_that_mixes_faster_is_chosen():
         assert chosen.control_variates is expected
         assert score(chosen) == max(map(score, options)) > min(map(score, options))
         target = tuner.target(chosen)
-        assert target.gradient is (tuner.control_variates if expected else tuner.gradient)
+        assert target.gradient is (tuner.gradients[1] if expected else tuner.gradient)
 
 
 def tuner_setup_noise(tuner):
@@ -363,7 +363,7 @@ def test_a_mean_that_left_the_centre_becomes_the_centre_after_32_draws(temperatu
     start, scale, given = tuning.setup_from
     np.testing.assert_array_equal(start, mean)
     assert scale is before.centre.factor and given == ()
-    np.testing.assert_array_equal(tuner.control_variates.anchor.centre, mean)
+    np.testing.assert_array_equal(tuner.gradients[1].anchor.centre, mean)
     assert not tuning.temperatures and tuning.limit == MAX_LEARNING_RATE  # begun anew
 
 
@@ -390,7 +390,7 @@ def test_a_centre_where_nothing_is_finite_is_not_taken():
         tuner, tuning, 32, mean=np.full(D, 1e200), position=tuner.setup.centre.position
     )
     assert tuner.setup is before and state is not None and tuning.setup_from[1] is None
-    np.testing.assert_array_equal(tuner.control_variates.anchor.centre, before.centre.position)
+    np.testing.assert_array_equal(tuner.gradients[1].anchor.centre, before.centre.position)
 
 
 def test_number_of_divergences_outlives_a_moved_centre():
@@ -459,7 +459,7 @@ def test_chains_from_the_initial_point_share_its_setup(made):
     assert tuner.setup is not first and len(made) == 2
     assert not np.array_equal(far.setup_from[0], tuning.setup_from[0])
     begun(tuner, 4)
-    assert tuner.setup is first and tuner.control_variates.anchor is first.anchor
+    assert tuner.setup is first and tuner.gradients[1].anchor is first.anchors[0]
     assert len(made) == 2
 
 
@@ -582,10 +582,10 @@ def test_other_unknowns_are_put_back_where_a_restored_chain_has_no_setup(restore
 def test_the_anchor_follows_other_unknowns_at_each_draw():
     tuner = tuner_of(a=0.0, kind="control_variates")
     tuning, position = begun(tuner)
-    centre = tuner.control_variates.anchor.centre
+    centre = tuner.gradients[1].anchor.centre
     for a in (0.5, -2.0):
         tuner.gradient.density.condition_on({"a": a})
         tuner.begin_draw(tuning, position, np.random.default_rng(0))
         exact = tuner.gradient.passes.likelihood(centre)[1]
-        np.testing.assert_array_equal(tuner.control_variates.anchor.gradient, exact)
-        np.testing.assert_array_equal(tuner.control_variates.anchor.centre, centre)
+        np.testing.assert_array_equal(tuner.gradients[1].anchor.gradient, exact)
+        np.testing.assert_array_equal(tuner.gradients[1].anchor.centre, centre)

@@ -1,0 +1,164 @@
+"""What second-order control variates know of all rows: passes that find slopes, sums and leverages.
+
+Knows densities and rows, no minibatches of a chain.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.rows.orders import ByLeverage
+
+__all__ = ["Expansion", "expand", "noise_at"]
+
+N_PAIRS = 8  # of points at each distance, or fewer above ...
+N_FEW_ROWS = 2_000_000
+DISTANCES = (1.0, 3.0)  # sds: rare rows that are saturated nearby are met farther out
+BLOCK_BYTES = 2**25  # of Jacobians at a time
+FAR = 2.0**10  # sds: ζ is linear, and a long way has the smaller relative error of rounding
+TOLERANCE = 1e-9  # of eigenvalues that count as zero in a regression
+
+
+class Expansion(NamedTuple):
+    """Quadratic functions beside all rows, and their sum."""
+
+    centre: np.ndarray  # θ̂, (d,)
+    logp: float  # log-likelihood at θ̂
+    gradient: np.ndarray  # its gradient there, (d,)
+    hessian: np.ndarray  # Σ JᵀCJ, (d, d)
+    order: ByLeverage  # in which rows are drawn
+    tables: list  # of each group a, b and C of each row
+
+    @property
+    def inputs(self) -> tuple:
+        """What compiled functions take, in their order."""
+        return self.centre, self.gradient, self.hessian, *self.tables
+
+
+def expand(gradient, centre, factor) -> tuple[Expansion, float]:
+    """Find slopes, sums and leverages around a centre; return the passes that it took, too.
+
+    The slope C of a row is that of least squares of c − ĉ over probes at 1 and at 3 sds. The sum
+    over all rows takes the same numbers, so that nothing is biased by it.
+
+    Parameters
+    ----------
+    gradient : SecondOrder
+        Whose functions of rows are called.
+    centre : array of shape (d,)
+    factor : array of shape (d, d) or (d,)
+        L with LLᵀ near the posterior covariance.
+    """
+    data, dtype, d = gradient.data, gradient.density.dtype, centre.size
+    position, L = centre.astype(dtype), factor if factor.ndim == 2 else np.diag(factor)
+    n_pairs = N_PAIRS if sum(data.n_rows) <= N_FEW_ROWS else N_PAIRS // 4
+    z = np.random.default_rng(0).standard_normal((n_pairs, d)) @ L.T
+    shifts = [sign * far * shift for far in DISTANCES for shift in z for sign in (1, -1)]
+    probes = [(centre + shift).astype(dtype) for shift in shifts]
+    logp, slope, hessian = 0.0, np.zeros(d), np.zeros((d, d))
+    tables = [
+        np.empty((n, q.size), dtype=dtype)
+        for n, q in zip(data.n_rows, gradient.quadratics, strict=True)
+    ]
+    leverages = [np.zeros(n) for n in data.n_rows]
+    with np.errstate(all="ignore"):
+        for rows, inputs, k in _blocks(gradient):
+            q, here = gradient.quadratics[k], gradient.first(position, *inputs)[k].astype(float)
+            C = q.symmetric(gradient.second(position, *inputs)[k].astype(float))
+            log_likelihood, c, zeta = _parts(here, q.m)
+            dc, dzeta = np.empty((2, rows.size, len(probes), q.m))
+            for p, probe in enumerate(probes):
+                there = gradient.first(probe, *inputs)[k].astype(float)
+                dc[:, p], dzeta[:, p] = _differences(there, here, q.m)
+            C = C + _fitted(dc - dzeta @ C, dzeta)
+            left = np.nan_to_num(dc - dzeta @ C, posinf=0.0, neginf=0.0)
+            J = _jacobian(gradient, k, centre, L, inputs, zeta)
+            JL = J @ L
+            spread = JL @ JL.swapaxes(1, 2)  # covariance of ζ under the posterior
+            leverages[k][rows] = np.sqrt(np.einsum("npa,nab,npb->n", left, spread, left))
+            logp += float(log_likelihood.sum())
+            slope += np.einsum("nad,na->d", J, c)
+            hessian += J.reshape(-1, d).T @ (C @ J).reshape(-1, d)
+            b = c - np.einsum("nab,nb->na", C, zeta)
+            a = log_likelihood - 0.5 * ((b + c) * zeta).sum(axis=1)
+            tables[k][rows] = q.table(a, b, C)
+    if not (np.isfinite(logp) and np.isfinite(slope).all() and np.isfinite(hessian).all()):
+        raise NonFinite(position, slope, logp)
+    order = ByLeverage(data, leverages)
+    found = Expansion(position, logp, slope.astype(dtype), hessian.astype(dtype), order, tables)
+    return found, 2.0 + len(probes) + d
+
+
+def noise_at(gradient, points, coordinates) -> list:
+    """See `SecondOrder.noise_at`."""
+    anchor, d = gradient.anchor, gradient.density.d
+    n_groups, dtype = len(gradient.quadratics), gradient.density.dtype
+    scale = np.diag(coordinates.to_theta(np.ones(d))) if coordinates.ndim < 2 else None
+    L = coordinates.factor if scale is None else scale
+    centre = anchor.centre.astype(float)
+    squares, sums = np.zeros((2, len(points), n_groups, d))
+    with np.errstate(all="ignore"):
+        for rows, inputs, k in _blocks(gradient):
+            q, table = gradient.quadratics[k], anchor.tables[k][rows].astype(float)
+            C = q.symmetric(table[:, 1 + q.m :])
+            zeta = gradient.zetas(anchor.centre, *inputs)[k].astype(float)
+            JL = _jacobian(gradient, k, centre, L, inputs, zeta) @ L
+            rarity = anchor.order.pools[k].size / anchor.order.counts[k][rows]
+            for p, point in enumerate(points):
+                there = gradient.first(point.astype(dtype), *inputs)[k].astype(float)
+                _, c, zeta = _parts(there, q.m)
+                left = c - table[:, 1 : 1 + q.m] - np.einsum("nab,nb->na", C, zeta)
+                force = np.einsum("nad,na->nd", JL, left)
+                sums[p, k] += force.sum(axis=0)
+                squares[p, k] += rarity @ np.square(force)
+    return squares - np.square(sums)
+
+
+def _blocks(gradient):
+    """Yield rows of one group, few enough for their Jacobians, and what their functions take."""
+    data, d = gradient.data, gradient.density.d
+    for chunk in data.chunks():
+        m = gradient.quadratics[chunk.group].m
+        n = max(16, BLOCK_BYTES // (8 * m * d))
+        for start in range(0, chunk.rows.size, n):
+            rows = chunk.rows[start : start + n]
+            numbers = data.part(chunk.group, rows).rows
+            yield rows, (*numbers, *chunk.arrays, *gradient.density.given), chunk.group
+
+
+def _parts(first, m):
+    """ℓ, c and ζ."""
+    return first[:, 0], first[:, 1 : 1 + m], first[:, 1 + m :]
+
+
+def _differences(there, here, m):
+    """Of c and of ζ; zero where there is no number."""
+    return (
+        np.nan_to_num((there - here)[:, 1:], posinf=0.0, neginf=0.0)
+        .reshape(-1, 2, m)
+        .swapaxes(0, 1)
+    )
+
+
+def _jacobian(gradient, k, centre, L, inputs, zeta):
+    """∂ζ/∂θ of some rows, (n, m, d)."""
+    d = centre.size
+    J = np.empty((*zeta.shape, d))
+    for i, sd in enumerate(np.sqrt(np.square(L).sum(axis=1))):
+        point = centre.copy()
+        point[i] += FAR * sd
+        there = gradient.zetas(point.astype(gradient.density.dtype), *inputs)[k]
+        J[:, :, i] = (there - zeta) / (FAR * sd)
+    return J
+
+
+def _fitted(left, dzeta):
+    """Symmetric X of least squares of ``left`` on ``dzeta``, (n, m, m); zero where nothing tells."""
+    S, R = dzeta.swapaxes(1, 2) @ dzeta, left.swapaxes(1, 2) @ dzeta
+    values, vectors = np.linalg.eigh(S)
+    R = vectors.swapaxes(1, 2) @ (R + R.swapaxes(1, 2)) @ vectors
+    sums = values[:, :, None] + values[:, None, :]
+    known = sums > TOLERANCE * values[:, -1:, None]
+    X = np.where(known, R, 0.0) / np.where(known, sums, 1.0)
+    return vectors @ X @ vectors.swapaxes(1, 2)

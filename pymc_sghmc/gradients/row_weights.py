@@ -1,0 +1,63 @@
+"""Weights of drawn rows inside compiled steps: rows count for as much less as they come up more often."""
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pymc_sghmc.loops.backends import resident
+from pymc_sghmc.rows.orders import ByLeverage
+
+__all__ = ["RowWeights", "symbolic_weights"]
+
+
+def symbolic_weights(graph, data, order) -> tuple:
+    """Return weights of drawn rows as functions of their numbers, the drawn rows, and what it takes.
+
+    Returns
+    -------
+    weights : dict
+        To put in the place of weights of the graph.
+    drawn : list of TensorVariable
+        The rows of a minibatch of each group that isn't used whole.
+    fixed : list of TensorVariable
+        What `RowWeights.fixed` gives.
+    """
+    by_leverage, weights, drawn, fixed = isinstance(order, ByLeverage), {}, [], []
+    for row, weight, noisy in zip(graph.rows, graph.row_weights, data.is_noisy, strict=True):
+        if noisy and by_leverage:
+            counts, size = pt.ivector("counts"), pt.scalar("pool_size", dtype=weight.dtype)
+            weights[weight] = (size / row.shape[0] / counts[row]).astype(weight.dtype)
+            fixed += [size, counts]
+        else:
+            fixed += [weight] if noisy else [weight, row]
+        drawn += [row] if noisy else []
+    return weights, drawn, fixed
+
+
+class RowWeights:
+    """What compiled steps take for the weights of an order's rows, and for tables of all rows.
+
+    Parameters
+    ----------
+    function : compiled function
+        Says where arrays have to lie.
+    order : WithReplacement, ByLeverage or Epochs
+    tables : list of array
+    """
+
+    def __init__(self, function, order, tables):
+        self.order, self._by_leverage = order, isinstance(order, ByLeverage)
+        self._counts = [resident(function, c) for c in order.counts] if self._by_leverage else []
+        self.tables = [resident(function, table) for table in tables]
+
+    def fixed(self, data) -> list:
+        """Return the values, now, of the inputs that `symbolic_weights` names ``fixed``."""
+        fixed = []
+        for k, (weight, rows) in enumerate(zip(data.weights, data.whole, strict=True)):
+            if rows is not None:
+                fixed += [weight, rows]
+            elif self._by_leverage:
+                size = np.asarray(self.order.pools[k].size, dtype=weight.dtype)
+                fixed += [size, self._counts[k]]
+            else:
+                fixed += [weight]
+        return fixed

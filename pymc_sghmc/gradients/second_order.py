@@ -1,0 +1,164 @@
+"""Second-order control variates: a minibatch gradient whose noise vanishes faster still at a centre.
+
+Knows gradients and rows, no samplers and no way of finding a centre.
+"""
+
+from copy import deepcopy
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
+from pytensor.graph.replace import clone_replace
+
+from pymc_sghmc.gradients.expansion import expand, noise_at
+from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
+from pymc_sghmc.models.row_slopes import row_slopes
+
+__all__ = ["SecondOrder", "second_order"]
+
+MOST_WORK = 3e11  # multiplications for the sum of all rows' slopes
+FEW_BYTES = 2**28  # that tables may have however small the data are
+
+
+class SecondOrder:
+    """A gradient without the slope of its noise at a centre θ̂ (Dang et al. 2019; Quiroz et al. 2019).
+
+    The log-likelihood of each row has a quadratic function beside it whose sum over all rows is
+    known, and a minibatch has only to tell what is left:
+    ∇Ũ(θ) = ∇U₀(θ) + ∇Q(θ) + Σ_batch wᵢ ∇(Uᵢ − qᵢ)(θ), Q = Σ qᵢ, the prior U₀ exact at θ.
+    Unbiased for every centre and all slopes; what is left grows with the square of the distance, so
+    that rows are drawn by what is left of them at 1 and at 3 sds.
+
+    Parameters
+    ----------
+    gradient : MinibatchGradient
+    slopes : RowSlopes
+        Of its density's graph.
+    """
+
+    order_of_expansion = 2
+
+    def __init__(self, gradient, slopes):
+        self.density, self.data, self.passes = gradient.density, gradient.data, gradient.passes
+        self.quadratics = slopes.quadratics
+        graph, variables = self.density.graph, slopes.variables
+        tables = [
+            pt.matrix(f"quadratics_{k}", dtype=graph.position.dtype)
+            for k in range(len(slopes.cuts))
+        ]
+        known = [table[row] for table, row in zip(tables, graph.rows, strict=True)]
+        value, remainder = slopes.remainder(graph.row_weights, known)
+        prior = pt.grad(
+            rewrite_pregrad(clone_replace([graph.prior])[0]),
+            variables,
+            disconnected_inputs="ignore",
+        )
+        gradients = zip(prior, remainder, strict=True)
+        grad = pt.concatenate([(graph.prior_weight * p + g).ravel() for p, g in gradients])
+        outputs = [graph.prior_weight * graph.prior + value, grad, *slopes.first, *slopes.second]
+        outputs = clone_replace(outputs, graph.gathered, rebuild_strict=False)
+        outputs, position = join_nonshared_inputs(graph.point, outputs, variables)
+        own = graph.position
+        logp, grad, *by_row = clone_replace(outputs, {position: own}, rebuild_strict=False)
+        centre, anchor = own.type("centre_of_control_variates"), own.type("anchor")
+        hessian = pt.matrix("hessian", dtype=own.dtype)
+        shift = own - centre
+        slope = hessian @ shift
+        logp = logp + (shift * (anchor + 0.5 * slope)).sum()
+        grad = (grad + anchor + slope).astype(own.dtype)
+        self._symbols = grad, [centre, anchor, hessian, *tables]
+        weights, drawn, whole = graph.row_weights, graph.rows, [*graph.arrays, *graph.given]
+        inputs = [own, graph.prior_weight, *weights, *drawn, *self._symbols[1], *whole]
+        self._function = self.density.compiled(inputs, [logp, grad])
+        n = len(slopes.cuts)
+        self.first = self.density.row_function(by_row[:n])
+        self.second = self.density.row_function(by_row[n:])
+        zetas = [rows[:, 1 + q.m :] for rows, q in zip(by_row, self.quadratics, strict=False)]
+        self.zetas = self.density.row_function(zetas)
+        self._one = np.ones((), dtype=self.density.weights_dtype)
+        self.anchor = self._placed = None
+
+    def __deepcopy__(self, memo):
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        for name in ("density", "data", "passes"):
+            setattr(copied, name, deepcopy(getattr(self, name), memo))
+        if self.anchor is not None:
+            copied.anchor = self.anchor._replace(order=deepcopy(self.anchor.order, memo))
+        return copied
+
+    def __getstate__(self):
+        return {**self.__dict__, "_symbols": None, "_placed": None}
+
+    @property
+    def order(self):
+        """In which order rows are drawn: by what is left of them around the centre."""
+        return self.anchor.order
+
+    def set_centre(self, centre, factor) -> float:
+        """Take θ̂, and L with LLᵀ near the posterior covariance; return the passes over all rows.
+
+        Raises
+        ------
+        NonFinite
+            If density or gradient isn't finite at θ̂.
+        """
+        self.anchor, passes = expand(self, centre, factor)
+        return passes
+
+    def noise_at(self, points, coordinates) -> list:
+        """Variance of the gradient in φ from minibatches of one row of each group, exact: one pass.
+
+        Of minibatches of n rows it is the n-th part of this.
+
+        Returns
+        -------
+        list of list of arrays of shape (d,)
+            For each point and group of rows.
+        """
+        return noise_at(self, points, coordinates)
+
+    def __call__(self, position, minibatch):
+        """Log-density and gradient at ``position``."""
+        rows, arrays = minibatch
+        others = (*rows, *self.anchor.inputs, *arrays, *self.density.given)
+        weights = self.order.weights(rows)
+        logp, grad = self._function(position, self._one, *weights, *others)
+        return logp + self.anchor.logp, grad
+
+    def symbolic(self, position) -> tuple:
+        """Return ∇ log p̃ at a symbolic position, and what it takes: see `MinibatchGradient`."""
+        graph, (grad, inputs) = self.density.graph, self._symbols
+        weights, drawn, fixed = symbolic_weights(graph, self.data, self.order)
+        [grad] = clone_replace([grad], {graph.position: position, **weights}, rebuild_strict=False)
+        return grad, drawn, [graph.prior_weight, *fixed, *inputs, *graph.arrays, *graph.given]
+
+    def fixed_inputs(self, arrays) -> tuple:
+        """Return the values, now, of what doesn't change from one minibatch of ``arrays`` to the next."""
+        anchor = self.anchor
+        if self._placed is None or self._placed.order is not anchor.order:
+            self._placed = RowWeights(self.density.function, anchor.order, anchor.inputs)
+        fixed, others = self._placed.fixed(self.data), (*arrays, *self.density.given)
+        return (self._one, *fixed, *self._placed.tables, *others)
+
+
+def second_order(gradient) -> SecondOrder | str:
+    """Make the gradient where that can be, or say why it can't."""
+    density, data = gradient.density, gradient.data
+    if not gradient.order.independent:
+        return "rows are drawn without replacement"
+    if density.likelihood_needs_others:
+        return "the likelihood depends on unknowns of other steps"
+    graph = density.graph
+    batches = [group.batches for group in graph.groups]
+    slopes = row_slopes(graph.terms, graph.variables, batches, graph.point)
+    if slopes is None:
+        return "rows don't depend on the unknowns by way of few linear functions of them"
+    sizes = [q.size for q in slopes.quadratics]
+    memory = 8 * sum(n * size for n, size in zip(data.n_rows, sizes, strict=True))
+    if memory > max(FEW_BYTES, sum(array.nbytes for array in data.arrays)):
+        return f"it would take {memory / 1e9:.1f} GB beside the data"
+    if density.d**2 * sum(n * q.m for n, q in zip(data.n_rows, slopes.quadratics)) > MOST_WORK:
+        return "there are too many unknowns to sum up the slopes of all rows"
+    return SecondOrder(gradient, slopes)

@@ -1,0 +1,159 @@
+"""What second-order control variates take from the graph of a row, beside `row_terms`.
+
+Where every ζ of a row has the same Jacobian J everywhere, a quadratic function of ζ that is known of
+each row, q(ζ) = a + b·ζ + ½ ζ·Cζ, is one of θ, too: its sum over all rows needs no row afterwards. A
+minibatch then only has to tell what is left, ℓ − q, whose gradient is Jᵀ(c − b − Cζ).
+
+Knows graphs of row-wise log-likelihoods; knows no model, no data and no sampler.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pytensor.gradient import NullTypeGradError
+from pytensor.graph.replace import clone_replace
+
+from pymc_sghmc.models.row_terms import pull_back, row_cuts, summed_if_shared
+
+__all__ = ["Quadratics", "RowSlopes", "row_slopes"]
+
+MAX_NUMBERS = 6  # in ζ of a row: 28 in its quadratic function
+
+
+class Quadratics:
+    """Where a, b and C lie in what is remembered of each row of ``m`` numbers ζ.
+
+    Parameters
+    ----------
+    m : int
+    """
+
+    def __init__(self, m):
+        self.m = m
+        self.upper = np.triu_indices(m)
+        self.size = 1 + m + len(self.upper[0])
+        self.place = np.zeros((m, m), dtype=int)
+        self.place[self.upper] = 1 + m + np.arange(len(self.upper[0]))
+        self.place = np.maximum(self.place, self.place.T)
+
+    def symmetric(self, upper):
+        """Matrices (n, m, m) from their upper triangles, (n, m(m+1)/2)."""
+        return upper[:, self.place - 1 - self.m]
+
+    def table(self, a, b, C):
+        """Return what is remembered, (n, size)."""
+        return np.concatenate([a[:, None], b, C[:, *self.upper]], axis=1)
+
+    def linear(self, table, zeta):
+        """Return b + Cζ of each row, one number at a time: lists of symbolic vectors."""
+        return [
+            table[:, 1 + i] + sum(table[:, self.place[i, j]] * zeta[j] for j in range(self.m))
+            for i in range(self.m)
+        ]
+
+    def values(self, table, zeta, linear):
+        """q(ζ) = a + ½ζ·(b + (b + Cζ)) of each row."""
+        halves = [(table[:, 1 + i] + linear[i]) * zeta[i] for i in range(self.m)]
+        return table[:, 0] + 0.5 * sum(halves)
+
+
+class RowSlopes(NamedTuple):
+    """Graphs of rows, for each group."""
+
+    variables: list  # the unknowns
+    cuts: list  # of each group, a list of `Cut`
+    log_likelihoods: list  # (n,)
+    first: list  # (n, 1 + 2m): ℓ, c and ζ
+    second: list  # (n, m(m+1)/2): ∂²ℓ/∂ζ², the upper triangle
+
+    @property
+    def quadratics(self) -> list:
+        """Of each group."""
+        return [Quadratics(sum(cut.size for cut in cuts)) for cuts in self.cuts]
+
+    def remainder(self, weights, tables) -> tuple:
+        """Return what a minibatch has to tell, Σ w (ℓ − q), and its gradient for each unknown.
+
+        Parameters
+        ----------
+        weights : list of TensorVariable
+            Of each group, (n,).
+        tables : list of TensorVariable
+            Of each group what is remembered of these rows, (n, size).
+        """
+        value, cotangents = 0.0, {}
+        groups = zip(self.cuts, self.quadratics, weights, tables, self.log_likelihoods, strict=True)
+        for cuts, quadratic, w, table, log_likelihood in groups:
+            zeta = [z[:, j] for cut in cuts for z in [cut.flat_zeta] for j in range(cut.size)]
+            linear = quadratic.linear(table, zeta)
+            value = value + (w * (log_likelihood - quadratic.values(table, zeta, linear))).sum()
+            start = 0
+            for cut in cuts:
+                known, c = linear[start : start + cut.size], cut.cotangent
+                start += cut.size
+                known = (
+                    known[0]
+                    if c.ndim == 1
+                    else pt.stack(known, axis=1).reshape(c.shape, ndim=c.ndim)
+                )
+                by_row = w.dimshuffle(0, *["x"] * (c.ndim - 1))
+                # a copy of ζ, so that what one ζ owes to another isn't counted twice
+                cotangents[pt.tensor_copy(cut.zeta)] = summed_if_shared(cut, by_row * (c - known))
+        return value, pull_back(self.variables, cotangents)
+
+
+def row_slopes(log_likelihoods, variables, batches, point) -> RowSlopes | None:
+    """Cut log-likelihoods where a row depends on few numbers by way of fixed derivatives.
+
+    Parameters
+    ----------
+    log_likelihoods, variables, batches, point
+        As of `row_terms`.
+
+    Returns
+    -------
+    RowSlopes or None
+        None where `row_terms` would be, where a derivative ∂ζ/∂θ isn't the same everywhere, where
+        a row has more than ``MAX_NUMBERS`` numbers, and where ℓ has no second derivative.
+    """
+    cut = row_cuts(log_likelihoods, variables, batches, point)
+    if cut is None:
+        return None
+    unchecked, groups = cut
+    first, second = [], []
+    for graph, cuts in zip(unchecked, groups, strict=True):
+        m = sum(cut.size for cut in cuts)
+        if m > MAX_NUMBERS or not all(cut.fixed for cut in cuts):
+            return None
+        n = graph.shape[0]
+        c = [cut.cotangent.reshape((n, cut.size)) for cut in cuts]
+        zeta = [pt.broadcast_to(cut.flat_zeta, (n, cut.size)) for cut in cuts]
+        first.append(pt.concatenate([graph[:, None], *c, *zeta], axis=1))
+        try:
+            second.append(pt.stack(_second_derivatives(graph, cuts), axis=1))
+        except (NotImplementedError, NullTypeGradError):
+            return None
+    return RowSlopes(list(variables), groups, unchecked, first, second)
+
+
+def _second_derivatives(graph, cuts) -> list:
+    """Upper triangle of ∂²ℓ/∂ζ² of each row, row by row of the matrix."""
+    zetas, sizes = [cut.zeta for cut in cuts], [cut.size for cut in cuts]
+    by_row = [pt.tensor(dtype=z.dtype, shape=(None, *z.type.shape[1:])) for z in zetas]
+    [copy] = clone_replace([graph], dict(zip(zetas, by_row, strict=True)), rebuild_strict=False)
+    n = copy.shape[0]
+
+    def numbers(value):
+        gradients = pt.grad(value.sum(), by_row, disconnected_inputs="ignore")
+        return [
+            g.reshape((n, size))[:, j]
+            for g, size in zip(gradients, sizes, strict=True)
+            for j in range(size)
+        ]
+
+    upper = [out for i, c in enumerate(numbers(copy)) for out in numbers(c)[i:]]
+    back = dict(zip(by_row, zetas, strict=True))
+    none = graph.zeros_like()
+    return [second + none for second in clone_replace(upper, back, rebuild_strict=False)]
