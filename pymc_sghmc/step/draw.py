@@ -184,7 +184,7 @@ class DrawLoop:
         """Return the chain's state, at the position that PyMC hands over."""
         coordinates = target.coordinates
         # as a rule it is where the chain was, and no triangular system needs to be solved
-        if state is not None and np.array_equal(coordinates.to_theta(state.position), position):
+        if state is not None and (coordinates.to_theta(state.position) == position).all():
             return state
         position = coordinates.from_theta(position)
         if state is None:
