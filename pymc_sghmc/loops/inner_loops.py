@@ -59,7 +59,7 @@ class InnerLoops:
 
     def _find(self, state, target, settings):
         """Return the compiled loop for these settings, or None where Python must take its place."""
-        ndims = tuple(map(np.ndim, settings.values()))
+        ndims = tuple([getattr(value, "ndim", 0) for value in settings.values()])
         if max(ndims) > 1:
             return None  # roots of matrices are NumPy's
         gradient = target.gradient

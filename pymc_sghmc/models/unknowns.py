@@ -42,7 +42,7 @@ class Unknowns:
     def ravel(self, point) -> np.ndarray:
         """Return the position of a point, (d,)."""
         parts = [np.ravel(point[name]) for name in self.names]
-        return np.concatenate(parts).astype(self.dtype)
+        return np.concatenate(parts, dtype=self.dtype, casting="unsafe")
 
     def unravel(self, position, point) -> dict:
         """Return ``point`` with the values that the unknowns have at a position."""

@@ -61,6 +61,13 @@ class InMemory:
         Of weights.
     resident : callable
         From an array to what compiled functions take for it.
+
+    Attributes
+    ----------
+    is_noisy : list of bool
+        Whether a minibatch of each group is less than all of its rows.
+    noisy_batch_sizes : list of int
+        Sizes of the minibatches that aren't all of their rows; empty if the gradient is exact.
     """
 
     def __init__(self, groups, sources, dtype, resident):
@@ -99,6 +106,10 @@ class InMemory:
             np.arange(rows) if rows == n else None
             for rows, n in zip(n_rows, self.batch_sizes, strict=True)
         )
+        self.is_noisy = [rows is None for rows in self.whole]
+        self.noisy_batch_sizes = [
+            n for n, noisy in zip(self.batch_sizes, self.is_noisy, strict=True) if noisy
+        ]
         self._chunk_rows = self._rows_per_chunk()
         self.weights = self._uniform_weights(self.batch_sizes)
 
@@ -109,16 +120,6 @@ class InMemory:
             for group in self.groups
         ]
         return [max(1000, CHUNK_BYTES // max(1, size)) for size in row_bytes]
-
-    @property
-    def is_noisy(self) -> list[bool]:
-        """Whether a minibatch of each group is less than all of its rows."""
-        return [rows is None for rows in self.whole]
-
-    @property
-    def noisy_batch_sizes(self) -> list[int]:
-        """Sizes of the minibatches that aren't all of their rows; empty if the gradient is exact."""
-        return [n for n, rows in zip(self.batch_sizes, self.whole, strict=True) if rows is None]
 
     def uniform_weights(self, rows) -> tuple:
         """Weights N/n of rows drawn evenly, for each group."""
@@ -132,8 +133,10 @@ class InMemory:
 
     def evenly(self, rng, k) -> Minibatches:
         """Draw ``k`` minibatches of the rows at hand, with replacement."""
-        sizes = zip(self.n_at_hand, self.batch_sizes, self.whole, strict=True)
-        drawn = tuple([rng.integers(N, size=(k, n)) for N, n, rows in sizes if rows is None])
+        drawn = ()
+        if self.noisy_batch_sizes:
+            sizes = zip(self.n_at_hand, self.batch_sizes, self.whole, strict=True)
+            drawn = tuple([rng.integers(N, size=(k, n)) for N, n, rows in sizes if rows is None])
         return Minibatches(drawn, self.whole, self.resident)
 
     def part(self, group, rows) -> Minibatch:

@@ -149,14 +149,16 @@ class DrawLoop:
         chain.noise = settings.noise.begin_draw(chain.noise, target, position, rng, n_draws)
         draw.state = self._state_at(position, chain.state, target, draw.phase, rng)
         while draw.n_steps < self.n_steps:
-            phase = draw.phase = self.phase(chain.tuning, chain.n_updates)
+            phase = self.phase(chain.tuning, chain.n_updates)
             if self.restart_every and chain.n_updates % self.restart_every == 0:
                 draw.state = self.init(
                     draw.state.position, phase.learning_rate, rng, phase.temperature * T
                 )
-            draw.settings = settings.arguments(
-                chain.tuning, chain.noise, phase, position.dtype, is_tuning
-            )
+            if draw.settings is None or phase != draw.phase:
+                draw.settings = settings.arguments(
+                    chain.tuning, chain.noise, phase, position.dtype, is_tuning
+                )
+            draw.phase = phase
             n = self._n_alike(draw.n_steps, chain.n_updates)
             done = self.loops(draw.state, n, rng, target, draw.settings)
             chain.n_updates += done.n_steps
@@ -185,7 +187,7 @@ class DrawLoop:
         """Return the chain's state, at the position that PyMC hands over."""
         coordinates = target.coordinates
         # as a rule it is where the chain was, and no triangular system needs to be solved
-        if state is not None and np.array_equal(coordinates.to_theta(state.position), position):
+        if state is not None and (coordinates.to_theta(state.position) == position).all():
             return state
         position = coordinates.from_theta(position)
         if state is None:

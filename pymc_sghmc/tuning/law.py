@@ -13,6 +13,7 @@ import inspect
 import math
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -34,12 +35,18 @@ class Rule(NamedTuple):
     @property
     def has_friction(self) -> bool:
         """Whether a friction is among the settings of ``update``."""
-        return "friction" in inspect.signature(self.update).parameters
+        return "friction" in _parameters(self.update)
 
     @property
     def has_noise_estimate(self) -> bool:
         """Whether an estimate of the gradient's noise is among the settings of ``update``."""
-        return "noise_estimate" in inspect.signature(self.update).parameters
+        return "noise_estimate" in _parameters(self.update)
+
+
+@cache
+def _parameters(update):
+    """Names of the arguments of an update rule, which are asked for at every draw."""
+    return frozenset(inspect.signature(update).parameters)
 
 
 class Law(NamedTuple):

@@ -53,7 +53,7 @@ def model_of(work):
         if work == "several":
             sigma = pm.HalfNormal("sigma", 1)
             mu = pm.math.dot(pm.Data("X", X), beta)
-            pm.StudentT("y", 4, mu, sigma, observed=eta + rng.standard_t(4, n))
+            pm.StudentT("y", nu=4, mu=mu, sigma=sigma, observed=eta + rng.standard_t(4, n))
             shift = pm.Normal("shift", 0, 1)
             pm.Poisson("k", pm.math.exp(shift + 0.3 * mu), observed=rng.poisson(np.exp(0.3 * eta)))
         else:

@@ -37,7 +37,9 @@ def check_outputs(name, folder, done):
     assert table.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize(
+    "name", ["sghmc_simulated", pytest.param("qnhmc_table1", marks=pytest.mark.slow)]
+)
 def test_experiments_without_data_run(name, tmp_path):
     check_outputs(name, tmp_path, run(name, tmp_path))
 
