@@ -121,7 +121,7 @@ class ControlVariates:
         return logp - at_centre[0] + anchor_logp, grad - at_centre[1] + anchor
 
     def symbolic(self, position) -> tuple:
-        """Return ∇ log p̃ at a symbolic position, and what it takes: see `MinibatchGradient`."""
+        """Return None, ∇ log p̃ at a symbolic position, and what it takes: see `MinibatchGradient`."""
         graph = self.density.graph
         weights, drawn, fixed = symbolic_weights(graph, self.data, self.order)
         if self._symbols is None:
@@ -134,7 +134,7 @@ class ControlVariates:
             grad, centre, anchor, tables = self._symbols
         [grad] = clone_replace([grad], {graph.position: position, **weights}, rebuild_strict=False)
         others = [centre, anchor, *tables, *graph.arrays, *graph.given]
-        return grad, drawn, [graph.prior_weight, *fixed, *others]
+        return None, grad, drawn, [graph.prior_weight, *fixed, *others]
 
     def fixed_inputs(self, arrays) -> tuple:
         """Return the values, now, of what doesn't change from one minibatch of ``arrays`` to the next."""

@@ -24,7 +24,7 @@ class Expansion(NamedTuple):
     """Quadratic functions beside all rows, and their sum."""
 
     centre: np.ndarray  # θ̂, (d,)
-    logp: float  # log-likelihood at θ̂
+    logp: np.ndarray  # log-likelihood at θ̂, a number
     gradient: np.ndarray  # its gradient there, (d,)
     hessian: np.ndarray  # Σ JᵀCJ, (d, d)
     order: ByLeverage  # in which rows are drawn
@@ -33,7 +33,7 @@ class Expansion(NamedTuple):
     @property
     def inputs(self) -> tuple:
         """What compiled functions take, in their order."""
-        return self.centre, self.gradient, self.hessian, *self.tables
+        return self.centre, self.logp, self.gradient, self.hessian, *self.tables
 
 
 def expand(gradient, centre, factor) -> tuple[Expansion, float]:
@@ -86,7 +86,9 @@ def expand(gradient, centre, factor) -> tuple[Expansion, float]:
     if not (np.isfinite(logp) and np.isfinite(slope).all() and np.isfinite(hessian).all()):
         raise NonFinite(position, slope, logp)
     order = ByLeverage(data, leverages)
-    found = Expansion(position, logp, slope.astype(dtype), hessian.astype(dtype), order, tables)
+    found = Expansion(
+        position, np.asarray(logp), slope.astype(dtype), hessian.astype(dtype), order, tables
+    )
     return found, 2.0 + len(probes) + d
 
 

@@ -58,6 +58,9 @@ class MinibatchGradient:
 
         Returns
         -------
+        logp : TensorVariable or None
+            log p̃, where it costs next to nothing beside the gradient: then steps of a draw need no
+            further one that reports it.
         gradient : TensorVariable
         rows : list of TensorVariable
             The rows of a minibatch of each group that isn't used whole.
@@ -69,7 +72,7 @@ class MinibatchGradient:
         whole = [row for row, noisy in zip(graph.rows, is_noisy, strict=True) if not noisy]
         drawn = [row for row, noisy in zip(graph.rows, is_noisy, strict=True) if noisy]
         others = [*whole, *graph.arrays, *graph.given]
-        return grad, drawn, [graph.prior_weight, *graph.row_weights, *others]
+        return None, grad, drawn, [graph.prior_weight, *graph.row_weights, *others]
 
     def fixed_inputs(self, arrays) -> tuple:
         """Return the values, now, of what doesn't change from one minibatch of ``arrays`` to the next."""

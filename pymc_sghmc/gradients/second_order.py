@@ -62,14 +62,14 @@ class SecondOrder:
         own = graph.position
         logp, grad, *by_row = clone_replace(outputs, {position: own}, rebuild_strict=False)
         centre, anchor = own.type("centre_of_control_variates"), own.type("anchor")
-        hessian = pt.matrix("hessian", dtype=own.dtype)
+        hessian, level = pt.matrix("hessian", dtype=own.dtype), pt.dscalar("level")
         shift = own - centre
         slope = hessian @ shift
-        logp = logp + (shift * (anchor + 0.5 * slope)).sum()
+        logp = logp + (shift * (anchor + 0.5 * slope)).sum() + level
         grad = (grad + anchor + slope).astype(own.dtype)
-        self._symbols = grad, [centre, anchor, hessian, *tables]
+        self._symbols = logp, grad, [centre, level, anchor, hessian, *tables]
         weights, drawn, whole = graph.row_weights, graph.rows, [*graph.arrays, *graph.given]
-        inputs = [own, graph.prior_weight, *weights, *drawn, *self._symbols[1], *whole]
+        inputs = [own, graph.prior_weight, *weights, *drawn, *self._symbols[2], *whole]
         self._function = self.density.compiled(inputs, [logp, grad])
         n = len(slopes.cuts)
         self.first = self.density.row_function(by_row[:n])
@@ -124,15 +124,15 @@ class SecondOrder:
         rows, arrays = minibatch
         others = (*rows, *self.anchor.inputs, *arrays, *self.density.given)
         weights = self.order.weights(rows)
-        logp, grad = self._function(position, self._one, *weights, *others)
-        return logp + self.anchor.logp, grad
+        return self._function(position, self._one, *weights, *others)
 
     def symbolic(self, position) -> tuple:
-        """Return ∇ log p̃ at a symbolic position, and what it takes: see `MinibatchGradient`."""
-        graph, (grad, inputs) = self.density.graph, self._symbols
+        """Return log p̃ and ∇ log p̃ at a symbolic position, and what they take: see `MinibatchGradient`."""
+        graph, (logp, grad, inputs) = self.density.graph, self._symbols
         weights, drawn, fixed = symbolic_weights(graph, self.data, self.order)
-        [grad] = clone_replace([grad], {graph.position: position, **weights}, rebuild_strict=False)
-        return grad, drawn, [graph.prior_weight, *fixed, *inputs, *graph.arrays, *graph.given]
+        new = {graph.position: position, **weights}
+        logp, grad = clone_replace([logp, grad], new, rebuild_strict=False)
+        return logp, grad, drawn, [graph.prior_weight, *fixed, *inputs, *graph.arrays, *graph.given]
 
     def fixed_inputs(self, arrays) -> tuple:
         """Return the values, now, of what doesn't change from one minibatch of ``arrays`` to the next."""

@@ -6,7 +6,7 @@ backends, no samplers and no gradients.
 A loop takes ``(state, normals, rows, fixed)``: a tuple of arrays of shape (d,), normals of shape
 (k, d), a tuple of arrays of rows of shape (k, n), and a tuple of all else that the step takes. It
 returns the state after the last step, or before the first whose sums aren't finite, the number of
-steps made, and the three sums over them.
+steps made, the three sums over them and the last one's log-density, 0 where the step has none.
 """
 
 import math
@@ -69,13 +69,13 @@ def loop_around(function, n_inputs: int, n_state: int, n_rows: int, gathers: lis
 
 def _python_loop(function):
     def loop(state, normals, rows, fixed):
-        sums = np.zeros(3)
+        sums, logp = np.zeros(3), 0.0
         for t in range(len(normals)):
             *new, more = function(*state, normals[t], *(row[t] for row in rows), *fixed)
             if not math.isfinite(more[0]):
-                return state, t, *sums
-            state, sums = new, sums + more
-        return state, len(normals), *sums
+                return state, t, *sums, logp
+            state, sums, logp = new, sums + more[:3], more[3]
+        return state, len(normals), *sums, logp
 
     return loop
 
@@ -90,19 +90,21 @@ def _jax_loop(function):
     @jax.jit
     def scan(state, normals, rows, fixed):
         def body(carry, inputs):
-            state, made, going, sums = carry
+            state, made, going, sums, logp = carry
             normal, row = inputs
             *new, more = step(*state, normal, *row, *fixed)
             going = going & jnp.isfinite(more[0])
             state = tuple(jnp.where(going, a, b) for a, b in zip(new, state, strict=True))
-            return (state, made + going, going, sums + jnp.where(going, more, 0.0)), None
+            logp = jnp.where(going, more[3], logp)
+            sums = sums + jnp.where(going, more[:3], 0.0)
+            return (state, made + going, going, sums, logp), None
 
-        start = (state, jnp.array(0), jnp.array(True), jnp.zeros(3))
-        (state, made, _, sums), _ = jax.lax.scan(body, start, (normals, rows))
-        return state, made, sums
+        start = (state, jnp.array(0), jnp.array(True), jnp.zeros(3), jnp.zeros(()))
+        (state, made, _, sums, logp), _ = jax.lax.scan(body, start, (normals, rows))
+        return state, made, sums, logp
 
     def loop(state, normals, rows, fixed):
-        state, made, sums = scan(state, normals, rows, fixed)
-        return tuple(map(np.array, state)), int(made), *np.asarray(sums).tolist()
+        state, made, sums, logp = scan(state, normals, rows, fixed)
+        return tuple(map(np.array, state)), int(made), *np.asarray(sums).tolist(), float(logp)
 
     return loop

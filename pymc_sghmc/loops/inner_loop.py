@@ -35,14 +35,14 @@ class InnerSteps(NamedTuple):
     n_steps: int  # made; fewer than were asked for where the next one's gradient isn't finite
     kinetic: float  # Σ |v|², zero without momentum
     failed: tuple | None = None  # minibatch and normals of the step that isn't finite
-    logp: float = np.nan  # of the last one's minibatch, where it was made in Python
+    logp: float = np.nan  # of the last one's minibatch, where it is known
 
 
 class InnerLoop:
-    """Inner steps of a sampler at fixed settings, without their log-densities.
+    """Inner steps of a sampler at fixed settings, without their log-densities as a rule.
 
     A gradient alone costs up to 40 % less than one with the log-density, which only the last step
-    of a draw reports.
+    of a draw reports. Where the gradient says that it costs nothing, ``reports`` is true.
 
     Parameters
     ----------
@@ -78,7 +78,9 @@ class InnerLoop:
             ((centre - traced.position) * traced.gradient).sum(),
             (traced.gradient**2).sum(),
             (new[1] ** 2).sum() if len(new) > 1 else pt.zeros((), dtype=dtype),
+            pt.zeros((), dtype=dtype) if traced.logp is None else traced.logp,
         ]
+        self.reports = traced.logp is not None
         outputs = [*(part.astype(dtype) for part in new), pt.stack(sums).astype("float64")]
         self.n_normals, (normals, outputs) = len(rng.drawn), rng.joined(outputs, symbols[0])
         self.names = tuple(inputs)
@@ -116,12 +118,13 @@ class InnerLoop:
         size = state.position.size * self.n_normals
         rows = sum(target.gradient.data.noisy_batch_sizes)
         block = max(1, BLOCK_BYTES // (8 * (size + rows)))
-        done, sums = 0, np.zeros(3)
+        done, sums, logp = 0, np.zeros(3), np.nan
         while done < n:
             k, minibatches, inputs = self._block(target, rng, min(block, n - done))
             normals = standard_normals(rng, (k, size), self.dtype)
-            drawn = minibatches.drawn
-            parts, made, *more = self.loop(_arrays(state), normals, drawn, (*fixed, *inputs))
+            inputs = *fixed, *inputs
+            parts, made, *more, last = self.loop(_arrays(state), normals, minibatches.drawn, inputs)
+            logp = float(last) if self.reports and made else logp
             state, done, sums = self.state_type(*parts), done + made, sums + more
             if made < k:
                 failed = minibatches.one(made), normals[made]
@@ -130,15 +133,14 @@ class InnerLoop:
             failed = None
         virial, square_norm, kinetic = sums.tolist()
         target.add(virial, square_norm)
-        return InnerSteps(state, done, kinetic, failed)
+        return InnerSteps(state, done, kinetic, failed, logp)
 
     def one_step(self, state, rng, target, settings) -> tuple:
         """Make one step; return the new state, whether it is finite, and what it was made with."""
-        fixed = self._constants(settings, target)
         _, minibatches, inputs = self._block(target, rng, 1)
+        inputs = *self._constants(settings, target), *inputs
         normals = standard_normals(rng, (1, state.position.size * self.n_normals), self.dtype)
-        drawn = minibatches.drawn
-        new, made, *_ = self.loop(_arrays(state), normals, drawn, (*fixed, *inputs))
+        new, made, *_ = self.loop(_arrays(state), normals, minibatches.drawn, inputs)
         return new, made == 1, (minibatches.one(0), normals[0])
 
     def _block(self, target, rng, k):
@@ -194,7 +196,8 @@ class _SymbolicGradient:
         if self.position is not None:
             raise NotTraceable("update takes more than one gradient")
         self.position = self._coordinates.to_theta(position)
-        self.gradient, self.rows, self.fixed = self._gradient.symbolic(self.position)
+        self.logp, self.gradient, *others = self._gradient.symbolic(self.position)
+        self.rows, self.fixed = others
         return None, self._coordinates.pull_back(self.gradient)
 
 

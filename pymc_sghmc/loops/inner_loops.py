@@ -29,14 +29,17 @@ class InnerLoops:
     def __init__(self, update, sampler):
         self.update, self._sampler, self._loops = update, sampler, {}
 
-    def __call__(self, state, n, rng, target, settings) -> InnerSteps:
+    def __call__(self, state, n, rng, target, settings, reports) -> InnerSteps:
         """Make ``n`` inner steps with equal settings, or fewer.
 
-        The last of a draw is ``n`` = 0: it is made in Python and reports the log-density.
+        With ``reports`` the last of them is to report the log-density, which Python does where the
+        compiled steps don't.
         """
-        loop = self._find(state, target, settings) if n else None
+        loop = self._find(state, target, settings)
         if loop is not None:
-            return loop(state, n, rng, target, settings)
+            n -= reports and not loop.reports
+            if n:
+                return loop(state, n, rng, target, settings)
         if state.position.size < MANY:
             return self._in_python(state, target, rng, settings)
         # NumPy's normals would take as long as all else

@@ -28,17 +28,18 @@ LINE = 64  # bytes that a processor fetches at a time
 
 SOURCE = """
 def inner_loop(state, normals, rows, fixed):
-    virial = square_norm = kinetic = 0.0
+    virial = square_norm = kinetic = logp = 0.0
     for t in range(normals.shape[0]):
         new = step(*state, normals[t], {inputs}*fixed)
         sums = new[{n}]
         if not isfinite(sums[0]):
-            return state, t, virial, square_norm, kinetic
+            return state, t, virial, square_norm, kinetic, logp
         state = new[:{n}]
         virial += sums[0]
         square_norm += sums[1]
         kinetic += sums[2]
-    return state, normals.shape[0], virial, square_norm, kinetic
+        logp = sums[3]
+    return state, normals.shape[0], virial, square_norm, kinetic, logp
 """
 
 

@@ -113,9 +113,16 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
         )
 
 
-def notice(sampler, tuner, chain) -> str | None:
-    """Say, at the first draw after tuning, which settings may be wrong, if any."""
-    if chain.tuning is None or not tuner.is_tuned:
+def notice(sampler, tuner, chain, position) -> str | None:
+    """Say after a draw that isn't for tuning, once, what may be wrong, if anything."""
+    if chain.n_kept and not chain.is_far and tuner.is_far(chain.tuning, chain.state, position):
+        chain.is_far = True
+        return (
+            f"{sampler}: the chain went so far from the posterior's centre that second-order "
+            "control variates are noisy there, and may have sent it off. Don't trust its draws from "
+            'here on before a run with gradient="control_variates", or a larger batch_size, agrees.'
+        )
+    if chain.n_kept != 1 or chain.tuning is None or not tuner.is_tuned:
         return None
     if 0 < chain.n_tuned < FEW_DRAWS:
         return (

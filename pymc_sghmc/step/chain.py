@@ -26,6 +26,7 @@ class Chain:
     place: Any = None  # in data that the chain goes through without replacement
     tuning: Any = None  # what it has measured, and the settings that follow
     noise: Any = None  # V̂, where it is measured at each draw
+    is_far: bool = False  # whether it was so far out that a warning was due
     fault: str | None = None  # why it can't go on
 
     def __eq__(self, other):

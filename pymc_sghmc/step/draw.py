@@ -118,9 +118,10 @@ class DrawLoop:
         self.init, self.restart_every = sampler.init, sampler.restart_every
         self.loops = InnerLoops(sampler.update, type(sampler).__name__)
         self.tuner, self.n_steps, self.schedule, self._varies = tuner, n_steps, schedule, varies
+        self._left = None, None  # state and θ at the end of the last draw
 
     def __call__(self, draw, chain, position, target, rng, is_tuning):
-        """Make all inner steps, compiled where that can be, the last one in Python, which reports.
+        """Make all inner steps, compiled where that can be.
 
         Parameters
         ----------
@@ -160,7 +161,8 @@ class DrawLoop:
                 )
             draw.phase = phase
             n = self._n_alike(draw.n_steps, chain.n_updates)
-            done = self.loops(draw.state, n, rng, target, draw.settings)
+            ends = draw.n_steps + n == self.n_steps
+            done = self.loops(draw.state, n, rng, target, draw.settings, reports=ends)
             chain.n_updates += done.n_steps
             draw.add(done)
             if done.failed is not None:
@@ -168,8 +170,9 @@ class DrawLoop:
                 chain.n_updates += 1
         position = target.coordinates.to_theta(draw.state.position)
         is_finite = np.isfinite(position).all()
-        if not is_finite or (is_tuning and self.tuner.is_lost(chain.tuning, position)):
+        if not is_finite or (is_tuning and self.tuner.is_lost(chain.tuning, draw.state, position)):
             raise NonFinite(position, position, draw.logp)
+        self._left = draw.state, position
         return position
 
     def phase(self, tuning, n_updates) -> Phase:
@@ -177,18 +180,21 @@ class DrawLoop:
         return Phase(tuning.learning_rate) if self.schedule is None else self.schedule(n_updates)
 
     def _n_alike(self, made, n_updates) -> int:
-        """Inner steps from here with equal settings, but for the last of a draw, which reports."""
-        n = self.n_steps - 1 - made
+        """Inner steps from here with equal settings."""
+        n = self.n_steps - made
         if self.restart_every:
             n = min(n, self.restart_every - n_updates % self.restart_every)
-        return min(n, 1) if self._varies else n
+        return 1 if self._varies else n
 
     def _state_at(self, position, state, target, phase, rng):
         """Return the chain's state, at the position that PyMC hands over."""
         coordinates = target.coordinates
-        # as a rule it is where the chain was, and no triangular system needs to be solved
-        if state is not None and (coordinates.to_theta(state.position) == position).all():
-            return state
+        if state is not None:
+            known, left = self._left
+            here = left if state is known else coordinates.to_theta(state.position)
+            # as a rule it is where the chain was, and no triangular system needs to be solved
+            if (here == position).all():
+                return state
         position = coordinates.from_theta(position)
         if state is None:
             T = phase.temperature * self.tuner.settings.temperature

@@ -37,7 +37,7 @@ def gradients(model, unknowns, point, given) -> tuple:
     moves = kind == "auto" and plain.density.likelihood_needs_others
     if kind == "plain" or plain.is_exact or moves:
         return plain, (None, None)
-    second = None if kind == "control_variates" else second_order(plain)
+    second = second_order(plain) if kind == "second_order" else None
     if isinstance(second, str):
         if kind == "second_order":
             raise ValueError(

@@ -204,7 +204,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             self._tune(position, target, statistics["configurational_temperature"])
         else:
             chain.n_kept += 1
-        if chain.n_kept == 1 and (text := cautions.notice(type(self).__name__, tuner, chain)):
+        if text := cautions.notice(type(self).__name__, tuner, chain, position):
             warning = SamplerWarning(WarningType.BAD_PARAMS, text, "warn", chain.n_updates)
             statistics["warning"] = warning
         return self.unknowns.unravel(position, point), [statistics]

@@ -45,6 +45,7 @@ class Setup(NamedTuple):
     key: tuple  # of the start, the other unknowns and the data that it holds for
     centre: Centre
     coordinates: Coordinates
+    phi: np.ndarray  # the centre in them
     stiffness: float  # largest and ...
     slowness: float  # ... smallest curvature of −log p in φ
     anchors: tuple  # of control variates of first and of second order, or None
@@ -122,7 +123,8 @@ def set_up(
         slowness = slowness * float(shrink.min())
     coordinates = Coordinates(factor)
     limit = limit or MAX_LEARNING_RATE
-    return Setup(key, centre, coordinates, stiffness, slowness, anchors, limit, passes, noise)
+    phi = coordinates.from_theta(centre.position)
+    return Setup(key, centre, coordinates, phi, stiffness, slowness, anchors, limit, passes, noise)
 
 
 def _extreme_curvatures(passes, centre, factor):

@@ -210,16 +210,20 @@ class Tuner:
         new = self._first_settings()
         return new._replace(n_divergences=tuning.n_divergences + 1)
 
-    def is_lost(self, tuning, position) -> bool:
+    def is_lost(self, tuning, state, theta) -> bool:
         """Whether a chain that is free to slow down has run away, long before it overflows."""
         if tuning is not None and tuning.order == 2:
-            return self.is_far(tuning, position)
-        return self.settings.learning_rate is None and not self.setups.distance(position) < LOST
+            return self.is_far(tuning, state, theta)
+        return self.settings.learning_rate is None and not self.setups.distance(theta) < LOST
 
-    def is_far(self, tuning, position) -> bool:
-        """Whether a chain is where second-order control variates may be as noisy as can be."""
-        d = position.size
-        return not self.setups.radius(position) < 4 * math.sqrt(d) + 10
+    def is_far(self, tuning, state, theta) -> bool:
+        """Whether a chain is so far out that second-order control variates may send it off."""
+        if tuning is None or tuning.order < 2:
+            return False
+        setup, limit = self.setup, 4 * math.sqrt(theta.size) + 10
+        if setup.coordinates.ndim == 2:  # unit scale in all directions, or less
+            return not np.linalg.norm(state.position - setup.phi) < limit
+        return not self.setups.radius(theta) < limit
 
     def _has_moved(self, tuning, mean) -> bool:
         """Whether the mean of the draws has left the centre, or other unknowns their values."""

@@ -432,9 +432,7 @@ def test_step_moves_the_anchor_with_the_unknowns_of_other_steps():
         point, [stats] = step.step(point | {"sigma_log__": np.array(value)})
         assert stats["control_variates"]
         expected = exact(model)(np.append(THETA[:D], value))[1][:D]
-        np.testing.assert_allclose(
-            law(step.tuner.gradients[1], THETA[:D])[1], expected, rtol=1e-10
-        )
+        np.testing.assert_allclose(law(step.tuner.gradients[1], THETA[:D])[1], expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("n_rows", [N, 14])

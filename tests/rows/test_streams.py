@@ -174,7 +174,7 @@ def test_compiled_control_variates_equal_those_called(rows, kind):
     variates = ControlVariates(gradient)
     variates.set_centre(np.array([9.0, -10.0, 4.0]), np.eye(D))  # far off: the prior counts
     position = pt.vector("position")
-    grad, drawn, fixed = variates.symbolic(position)
+    _, grad, drawn, fixed = variates.symbolic(position)
     function = compile([position, *drawn, *fixed], grad, on_unused_input="ignore", **FAST)
     x, rng = np.array([0.3, -0.2, 1.0]), np.random.default_rng(1)
     place = None

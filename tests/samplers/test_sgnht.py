@@ -309,7 +309,7 @@ def test_settings_are_found_for_it():
 
 
 def tuning(noise):
-    return ChainTuning(False, np.array([noise]), [])
+    return ChainTuning(0, np.array([noise]), [])
 
 
 def leimkuhler_and_shangs(state, gradient, learning_rate, rng, *, friction, temperature=1.0):

@@ -112,7 +112,7 @@ def tuner_of(
     )
     return Tuner(
         gradient,
-        control_variates,
+        (control_variates, None),
         settings,
         preconditioner=preconditioner,
         kind=kind,
@@ -152,9 +152,9 @@ def made(monkeypatch):
     """Starts of the set-ups that are made, not only taken into use."""
     starts, set_up = [], setups.set_up
 
-    def counted(gradient, control_variates, start, *args, **kwargs):
+    def counted(gradient, expansions, start, *args, **kwargs):
         starts.append(start)
-        return set_up(gradient, control_variates, start, *args, **kwargs)
+        return set_up(gradient, expansions, start, *args, **kwargs)
 
     monkeypatch.setattr(setups, "set_up", counted)
     return starts
@@ -179,7 +179,7 @@ def test_setup_finds_centre_coordinates_and_the_noise_there():
     of_differences = N_ROWS**2 / BATCH_SIZE * sd**4 * np.var(c, axis=0)
     np.testing.assert_allclose(setup.noise.plain, noise + of_differences, rtol=4 * (2 / 180) ** 0.5)
     # those of the differences vary with the draws' squared distances, too
-    np.testing.assert_allclose(setup.noise.control_variates, of_differences, rtol=1.0)
+    np.testing.assert_allclose(setup.noise.first_order, of_differences, rtol=1.0)
 
 
 @pytest.mark.parametrize("rule", [BAOAB, EULER, SGLD], ids=["baoab", "euler", "sgld"])
@@ -197,7 +197,7 @@ def test_first_settings_spend_the_budget(rule):
 def test_an_exact_gradient_gets_the_largest_rate():
     tuner = tuner_of(batch_size=N_ROWS)
     tuning = tuner.prepare()
-    assert tuner.gradient.is_exact and not tuning.control_variates
+    assert tuner.gradient.is_exact and tuning.order == 0
     assert tuning.learning_rate == MAX_LEARNING_RATE and tuning.bias == pytest.approx(0, abs=1e-9)
     assert not tuning.noise.any()
 
@@ -239,8 +239,8 @@ def test_a_given_kind_of_gradient_stays(kind):
     tuner = tuner_of(arrays, kind=kind)
     tuning, _ = begun(tuner)
     for position in (None, there):
-        kinds = {t.control_variates for t, _ in measure(tuner, tuning, 16, position=position)}
-        assert kinds == {tuning.control_variates} == {kind == "control_variates"}
+        kinds = {t.order for t, _ in measure(tuner, tuning, 16, position=position)}
+        assert kinds == {tuning.order} == {kind == "control_variates"}
 
 
 @pytest.mark.parametrize("rule", [BAOAB, EULER], ids=["baoab", "euler"])
@@ -267,11 +267,11 @@ def test_the_gradient_that_mixes_faster_is_chosen():
     for scatter, expected in ((3.0, True), (0.0, False)):
         tuner = tuner_of(rows(scatter))
         options = [
-            tuner.settings.chosen(ChainTuning(kind, noise, []), tuner.setup)
-            for kind, noise in zip((False, True), tuner_setup_noise(tuner), strict=True)
+            tuner.settings.chosen(ChainTuning(order, noise, []), tuner.setup)
+            for order, noise in enumerate(tuner_setup_noise(tuner)[:2])
         ]
         chosen = tuner.prepare()
-        assert chosen.control_variates is expected
+        assert chosen.order == expected
         assert score(chosen) == max(map(score, options)) > min(map(score, options))
         target = tuner.target(chosen)
         assert target.gradient is (tuner.gradients[1] if expected else tuner.gradient)
@@ -286,14 +286,14 @@ def test_far_from_the_centre_the_other_gradient_is_taken_and_near_it_again():
     arrays, there = crossing_rows()
     tuner = tuner_of(arrays)
     tuning, _ = begun(tuner)
-    assert tuning.control_variates
+    assert tuning.order == 1
     [*_, (far, _)] = measure(tuner, tuning, 8, position=there)
-    assert not far.control_variates and far.n_measured == 4
+    assert far.order == 0 and far.n_measured == 4
     assert far.noise.max() < 1e-9 and far.learning_rate == MAX_LEARNING_RATE
     # at the centre differences have no noise: what counts is what they have around it
     [*_, (back, _)] = measure(tuner, far, 8)
-    assert back.control_variates
-    np.testing.assert_array_equal(back.noise, tuner.setup.noise.control_variates)
+    assert back.order == 1
+    np.testing.assert_array_equal(back.noise, tuner.setup.noise.first_order)
 
 
 # --- While tuning
@@ -360,9 +360,9 @@ def test_a_mean_that_left_the_centre_becomes_the_centre_after_32_draws(temperatu
     setup = tuner.setup
     np.testing.assert_array_equal(setup.centre.position, mean)
     assert setup is not before and state is None  # what was in the old coordinates is gone
-    start, scale, given = tuning.setup_from
+    start, scale, highest, given = tuning.setup_from
     np.testing.assert_array_equal(start, mean)
-    assert scale is before.centre.factor and given == ()
+    assert scale is before.centre.factor and given == () and highest == 2
     np.testing.assert_array_equal(tuner.gradients[1].anchor.centre, mean)
     assert not tuning.temperatures and tuning.limit == MAX_LEARNING_RATE  # begun anew
 
@@ -419,7 +419,7 @@ def test_a_given_rate_is_not_slowed_down_and_no_chain_before_its_settings():
     tuning, _ = begun(tuner)
     assert tuner.slower(tuning) is None
     assert tuner_of().slower(None) is None
-    assert not tuner.is_lost(np.full(D, 1e9))
+    assert not tuner.is_lost(None, None, np.full(D, 1e9))
 
 
 def test_lost_is_a_thousand_standard_deviations_off():
@@ -428,7 +428,7 @@ def test_lost_is_a_thousand_standard_deviations_off():
     centre = tuner.setup.centre
     for sds, lost in ((-999.0, False), (-1001.0, True), (999.0, False), (1001.0, True)):
         position = centre.position + centre.factor @ np.array([0.0, sds])
-        assert bool(tuner.is_lost(position)) is lost, sds
+        assert bool(tuner.is_lost(None, None, position)) is lost, sds
 
 
 def test_where_others_have_moved_the_mode_a_slower_chain_is_set_up_there(made):
@@ -437,7 +437,7 @@ def test_where_others_have_moved_the_mode_a_slower_chain_is_set_up_there(made):
     tuning, _ = begun(tuner)
     tuner.gradient.density.condition_on({"a": 4.0})
     slower = tuner.slower(tuning)
-    assert len(made) == 2 and slower.setup_from[2] == (4.0,)
+    assert len(made) == 2 and slower.setup_from[-1] == (4.0,)
     sd = curvature_of(arrays) ** -0.5
     assert np.abs((tuner.setup.centre.position - mode_of(arrays, 4.0)) / sd).max() < 0.1
     assert (slower.limit, slower.n_divergences) == (MAX_LEARNING_RATE / 4, 1)
@@ -528,7 +528,7 @@ def test_a_restored_chain_gets_the_setup_it_was_saved_with_at_its_next_draw(rest
     np.testing.assert_array_equal(made, [np.full(D, 9.0)])  # once
     for a, b in zip(here.setup.centre[:2], there.setup.centre[:2], strict=True):
         np.testing.assert_array_equal(a, b)
-    for name in ("plain", "control_variates"):
+    for name in ("plain", "first_order"):
         a, b = (getattr(tuner.setup.noise, name) for tuner in (here, there))
         np.testing.assert_array_equal(a, b)
     assert here.gradient.density.given == (0.0,)  # what other steps sample is theirs
@@ -571,8 +571,8 @@ def test_chains_taken_up_by_turns_share_a_tuner(restored):
 
 def test_other_unknowns_are_put_back_where_a_restored_chain_has_no_setup(restored):
     here, _, tuning, position = restored
-    start, scale, _ = tuning.setup_from
-    lost = tuning._replace(setup_from=(start, scale, (np.array(np.nan),)))
+    start, scale, highest, _ = tuning.setup_from
+    lost = tuning._replace(setup_from=(start, scale, highest, (np.array(np.nan),)))
     before = here.setup
     with pytest.raises(NonFinite):
         here.begin_draw(lost, position, np.random.default_rng(0))

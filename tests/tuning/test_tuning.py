@@ -130,9 +130,7 @@ def test_round_off_of_the_search_does_not_raise_the_friction():
 
 
 def tuning_of(**settings):
-    return ChainTuning(
-        **{"control_variates": True, "noise": np.zeros(2), "temperatures": []} | settings
-    )
+    return ChainTuning(**{"order": 1, "noise": np.zeros(2), "temperatures": []} | settings)
 
 
 def test_noise_is_averaged_with_weights_growing_as_the_cube():
@@ -195,7 +193,7 @@ def test_a_hot_start_is_forgotten():
 
 def test_score_counts_the_two_points_of_control_variates():
     assert score(tuning_of(rate=0.4)) == pytest.approx(0.2)
-    assert score(tuning_of(rate=0.4, control_variates=False)) == pytest.approx(0.4)
+    assert score(tuning_of(rate=0.4, order=0)) == pytest.approx(0.4)
 
 
 GIVEN = list(
