@@ -196,8 +196,7 @@ class _SymbolicGradient:
         if self.position is not None:
             raise NotTraceable("update takes more than one gradient")
         self.position = self._coordinates.to_theta(position)
-        self.logp, self.gradient, *others = self._gradient.symbolic(self.position)
-        self.rows, self.fixed = others
+        self.logp, self.gradient, self.rows, self.fixed = self._gradient.symbolic(self.position)
         return None, self._coordinates.pull_back(self.gradient)
 
 

@@ -29,6 +29,9 @@ from pymc_sghmc.models.likelihoods import (
 
 __all__ = ["Group", "minibatch_log_density"]
 
+FIRST_SIZE = 500  # rows in a minibatch, before it is known how noisy they are
+FEW_ROWS = 100  # so many are used whole
+
 
 @dataclass
 class Group:
@@ -63,8 +66,8 @@ def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=No
     ----------
     model : pm.Model
         Never changed.
-    batch_size : int or dict of {str: int}, optional
-        Rows in a minibatch. A dict names each group of rows by an observed variable, a data
+    batch_size : int, dict of {str: int} or "auto", optional
+        Rows in a minibatch. "auto": so many as a search begins with. A dict names each group of rows by an observed variable, a data
         container or the leading dim. ``None``: the batches of ``pm.Minibatch`` where the model
         has one, else all data at every step.
     initial_point : dict, optional
@@ -172,6 +175,13 @@ def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch) -> dict
             "log-likelihood each; a time series, a Gaussian process or a scalar has none. "
             "Leave batch_size out to use all data at every step, or use NUTS."
         )
+    if batch_size == "auto":
+        if from_minibatch:
+            raise ValueError(
+                'batch_size="auto": the model has a pm.Minibatch of its own. Leave batch_size out, or '
+                "put all data into the model."
+            )
+        return {key: _first_size(key[0]) for key in by_rows}
     if not isinstance(batch_size, Mapping):
         if len(by_rows) > 1 and batch_size is not None:
             raise ValueError(
@@ -202,6 +212,11 @@ def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch) -> dict
         if given or from_minibatch:
             sizes[key] = given.pop() if given else key[1]
     return sizes
+
+
+def _first_size(n_rows) -> int:
+    """Rows with which the search for a batch size begins: all of few, at most half of others."""
+    return n_rows if n_rows < FEW_ROWS else min(FIRST_SIZE, n_rows // 2)
 
 
 def _checked_size(size, n_rows, given) -> int:

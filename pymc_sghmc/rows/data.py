@@ -64,6 +64,8 @@ class InMemory:
 
     Attributes
     ----------
+    rows : int or None
+        Number of rows in a minibatch where it was chosen: see `resize`.
     is_noisy : list of bool
         Whether a minibatch of each group is less than all of its rows.
     noisy_batch_sizes : list of int
@@ -101,16 +103,28 @@ class InMemory:
 
     def _count(self, n_rows):
         self.n_rows, self.n_at_hand = n_rows, n_rows
-        self.batch_sizes = [group.batch_size for group in self.groups]
+        self._chunk_rows = self._rows_per_chunk()
+        self.resize(None)
+
+    def resize(self, rows) -> None:
+        """Let minibatches have so many rows of each group, at most half of them; None: as given."""
+        self.rows, given = rows, [group.batch_size for group in self.groups]
+        self.batch_sizes = (
+            given
+            if rows is None
+            else [
+                size if size == n else min(rows, n // 2)
+                for n, size in zip(self.n_rows, given, strict=True)
+            ]
+        )
         self.whole = tuple(
             np.arange(rows) if rows == n else None
-            for rows, n in zip(n_rows, self.batch_sizes, strict=True)
+            for rows, n in zip(self.n_rows, self.batch_sizes, strict=True)
         )
         self.is_noisy = [rows is None for rows in self.whole]
         self.noisy_batch_sizes = [
             n for n, noisy in zip(self.batch_sizes, self.is_noisy, strict=True) if noisy
         ]
-        self._chunk_rows = self._rows_per_chunk()
         self.weights = self._uniform_weights(self.batch_sizes)
 
     def _rows_per_chunk(self) -> list[int]:

@@ -65,6 +65,12 @@ def _gradient(name, value):
     return value
 
 
+def _batch_size(name, value):
+    if isinstance(value, str) and value != "auto":
+        raise ValueError(f'{name}={value!r}: must be a whole number of rows, a dict or "auto".')
+    return value
+
+
 def _target_bias(name, value):
     if not (is_number(value) and 0 < value < 1):
         raise ValueError(
@@ -93,10 +99,11 @@ class SharedArguments(TypedDict, total=False):
 
     Parameters
     ----------
-    batch_size : int or dict of {str: int}, optional
+    batch_size : int, dict of {str: int} or "auto", optional
         Rows in a minibatch, drawn anew at every inner step. Likelihoods with different numbers of
-        rows take a dict that names observed variables, data containers or dims. Default: the
-        batches of ``pm.Minibatch``, or all data.
+        rows take a dict that names observed variables, data containers or dims. "auto": as many as
+        give the most effective draws per row, by the noise measured; 10 to 500 with second-order
+        control variates. Default: the batches of ``pm.Minibatch``, or all data.
     data : dict of {str: array} or loader, optional
         Data too large for the model, which is built with a few of their rows in ``pm.Data``: arrays
         such as ``np.memmap`` by the names of these containers, of which no copy is made, or an
@@ -145,7 +152,9 @@ class SharedArguments(TypedDict, total=False):
         One step for all unknowns. ``False`` makes one step for each.
     """
 
-    batch_size: Annotated[int | Mapping[str, int] | None, Argument(None)]
+    batch_size: Annotated[
+        int | Mapping[str, int] | Literal["auto"] | None, Argument(None, _batch_size)
+    ]
     data: Annotated[
         Mapping[str, Any] | Iterable[Mapping[str, Any]] | None, Argument(None, is_compared=False)
     ]

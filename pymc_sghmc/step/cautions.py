@@ -6,12 +6,17 @@ Knows gradients, models and settings; changes nothing.
 import logging
 import warnings
 
+from functools import partial
+
 import numpy as np
+
+from pymc.stats.convergence import SamplerWarning, WarningType
 
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.jumps import jumping_unknowns
 
 __all__ = [
+    "change",
     "notice",
     "refuse_missing_values",
     "refuse_single_rows",
@@ -99,11 +104,18 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
     if tuning.friction is not None:
         settings += f", friction={tuning.friction:.3g}"
     d = tuner.gradient.density.d
+    if tuning.rows is not None:
+        kind += f" of {tuning.rows} rows"
     _log.info(
         f"{sampler}: {kind}, {shape} preconditioner of {d} unknown{'s' * (d > 1)}, {settings}; "
         f"{100 * tuning.bias:.1f} % bias of variances predicted. Setting up took "
         f"{tuner.setup.passes:.0f} passes over the data, {seconds:.1f} s."
     )
+    if tuner.gradients[2] is not None and tuner.setup.noise.second_order is None:
+        _log.info(
+            f"{sampler}: two standard deviations from the centre second-order control variates would "
+            "be too noisy with so few rows; those of first order take their place."
+        )
     if not tuner.setup.centre.is_mode:
         _log.warning(
             f"{sampler} found no mode around which the posterior is near a Gaussian: "
@@ -113,11 +125,27 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
         )
 
 
-def notice(sampler, tuner, chain, position) -> str | None:
+def _warning(text, n_updates):
+    return SamplerWarning(WarningType.BAD_PARAMS, text, "warn", n_updates)
+
+
+def change(old, new, n_updates) -> SamplerWarning | None:
+    """Say that a chain that was lost while tuning goes on with another gradient, if it does."""
+    if old.order == new.order:
+        return None
+    text = (
+        "While tuning, the chain was lost with second-order control variates; it goes on with those "
+        "of first order, which need more rows: a larger batch_size may bring the others back."
+    )
+    return _warning(text, n_updates)
+
+
+def notice(sampler, tuner, chain, position) -> SamplerWarning | None:
     """Say after a draw that isn't for tuning, once, what may be wrong, if anything."""
+    words = partial(_warning, n_updates=chain.n_updates)
     if chain.n_kept and not chain.is_far and tuner.is_far(chain.tuning, chain.state, position):
         chain.is_far = True
-        return (
+        return words(
             f"{sampler}: the chain went so far from the posterior's centre that second-order "
             "control variates are noisy there, and may have sent it off. Don't trust its draws from "
             'here on before a run with gradient="control_variates", or a larger batch_size, agrees.'
@@ -125,12 +153,12 @@ def notice(sampler, tuner, chain, position) -> str | None:
     if chain.n_kept != 1 or chain.tuning is None or not tuner.is_tuned:
         return None
     if 0 < chain.n_tuned < FEW_DRAWS:
-        return (
+        return words(
             f"{sampler}: tune={chain.n_tuned} is too little to measure the gradient's noise by. Its "
             f"settings may be wrong: use at least tune={FEW_DRAWS}, better 500."
         )
     if chain.tuning.bias > 2 * tuner.settings.target_bias:
-        return (
+        return words(
             f"{sampler}: variances are predicted to come out {100 * chain.tuning.bias:.0f} % too large "
             "at the given settings. Lower learning_rate, or leave it to the step."
         )

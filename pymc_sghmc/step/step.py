@@ -118,6 +118,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             kind=given["gradient"],
             centre=centre,
             initial=initial,
+            finds_rows=given["batch_size"] == "auto",
         )
         varies = callable(given["learning_rate"])
         self.draws = DrawLoop(self, self.tuner, given["n_steps"], schedule, varies)
@@ -189,12 +190,13 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 position = self.draws(draw, chain, position, target, self.rng, self.tune)
         except NonFinite as error:
-            slower = tuner.slower(chain.tuning) if self.tune else None
-            if slower is None:
+            old, slower = chain.tuning, self.tune and tuner.slower(chain.tuning)
+            if not slower:
                 return self._stop(point, error, draw, start)
             chain.tuning, chain.state = slower, None
             new = self.unknowns.unravel(tuner.setups.start(self.rng), point)
-            return new, [self._statistics_of_fault(draw)]
+            warning = cautions.change(old, slower, chain.n_updates)
+            return new, [self._statistics_of_fault(draw, warning)]
         except Fault as error:
             return self._stop(point, error, draw, start)
         share = tuner.settings.noise_share(draw.settings, chain.noise)
@@ -204,9 +206,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             self._tune(position, target, statistics["configurational_temperature"])
         else:
             chain.n_kept += 1
-        if text := cautions.notice(type(self).__name__, tuner, chain, position):
-            warning = SamplerWarning(WarningType.BAD_PARAMS, text, "warn", chain.n_updates)
-            statistics["warning"] = warning
+        statistics["warning"] = cautions.notice(type(self).__name__, tuner, chain, position)
         return self.unknowns.unravel(position, point), [statistics]
 
     def _tune(self, position, target, temperature):
@@ -236,7 +236,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         warning = SamplerWarning(WarningType.DIVERGENCE, chain.fault, "error", chain.n_updates)
         return dict(point), [self._statistics_of_fault(draw, warning)]
 
-    def _statistics_of_fault(self, draw, warning=None):
+    def _statistics_of_fault(self, draw, warning):
         temperature, tuning = self.tuner.settings.temperature, self.chain.tuning
         return draw.statistics_of_fault(temperature, tuning, self.statistics, warning)
 

@@ -31,6 +31,7 @@ __all__ = [
 MAX_LEARNING_RATE = 0.25  # ε = ½ posterior sd: the curvature may grow 16-fold before BAOAB diverges
 FARTHEST_LEARNING_RATE = 1.0  # where it is known that the curvature hardly grows within reach
 UNKNOWN_NOISE = 0.25  # share of the noise that a noise estimate or a thermostat may miss
+FIXED_ROWS = 50  # that cost as much as all else in a step
 MIN_FRICTION = 0.01  # the least that Chen et al. use
 
 
@@ -84,6 +85,7 @@ class ChainTuning(NamedTuple):
     limit: float = MAX_LEARNING_RATE  # of the learning rate times the stiffness
     n_measured: int = 10  # so many draws is the first measurement worth
     n_divergences: int = 0
+    rows: int | None = None  # in a minibatch, where their number is chosen
     setup_from: tuple | None = None  # start, scale and other unknowns of the set-up
 
     def with_noise(self, noise):
@@ -177,5 +179,10 @@ def choose(
 
 
 def score(tuning) -> float:
-    """Relaxation per evaluated row: control variates count a minibatch at two points."""
-    return tuning.rate / (1 + (tuning.order > 0))
+    """Relaxation per evaluated row: control variates count a minibatch at two points.
+
+    Where the number of rows is chosen, what a step costs whatever it takes counts as some, too.
+    """
+    points = 1 + (tuning.order > 0)
+    cost = points if tuning.rows is None else FIXED_ROWS + points * tuning.rows
+    return tuning.rate / cost

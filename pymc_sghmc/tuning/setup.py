@@ -16,7 +16,7 @@ from pymc_sghmc.gradients.noise import noise_covariance
 from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE, MAX_LEARNING_RATE
 from pymc_sghmc.tuning.centre import MAX_DENSE, Centre, find_centre, largest_curvature
 
-__all__ = ["Setup", "near", "same_inputs", "set_up", "unconstrained_point"]
+__all__ = ["MOST_FAR_NOISE", "Setup", "near", "same_inputs", "set_up", "unconstrained_point"]
 
 N_PROBES = 20  # points near the centre at which the noise is measured
 NOISY = 4  # times the median noise, above which a direction gets a scale of its own
@@ -50,6 +50,7 @@ class Setup(NamedTuple):
     slowness: float  # ... smallest curvature of −log p in φ
     anchors: tuple  # of control variates of first and of second order, or None
     limit: float  # of the learning rate of second-order ones
+    far_noise: float  # largest variance of theirs at 2 sds
     passes: float  # over all data, with and without gradients
     noise: Noise
 
@@ -75,6 +76,7 @@ def set_up(
     scale : array, optional
         Factor of an earlier centre.
     """
+    gradient.data.resize(None)
     d = start.size
     kind = preconditioner if isinstance(preconditioner, str) else None
     dense = kind == "dense" or d <= MAX_DENSE
@@ -96,12 +98,13 @@ def set_up(
         factor = factor.astype(gradient.density.dtype)
     passes = centre.passes
     first, second = expansions
-    near_by = far = limit = None
+    near_by, far, limit = None, np.inf, MAX_LEARNING_RATE
     if second is not None:
         passes += second.set_centre(centre.position, centre.factor)
         near_by, far, limit = _exact_noise(second, centre, Coordinates(factor), temperature)
         passes += 2 * N_EXACT
-        if not far.max() <= MOST_FAR_NOISE:
+        far = float(far.max())
+        if not far <= MOST_FAR_NOISE:
             second = None
     if first is not None and second is None:
         passes += first.set_centre(centre.position, centre.factor)
@@ -122,9 +125,9 @@ def set_up(
         noise = Noise(*(None if V is None else V * shrink for V in noise))
         slowness = slowness * float(shrink.min())
     coordinates = Coordinates(factor)
-    limit = limit or MAX_LEARNING_RATE
     phi = coordinates.from_theta(centre.position)
-    return Setup(key, centre, coordinates, phi, stiffness, slowness, anchors, limit, passes, noise)
+    slopes = stiffness, slowness, anchors, limit, far
+    return Setup(key, centre, coordinates, phi, *slopes, passes, noise)
 
 
 def _extreme_curvatures(passes, centre, factor):

@@ -10,7 +10,6 @@ of a sampler.
 import math
 
 from contextlib import suppress
-from functools import partial
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from pymc_sghmc.faults import NonFinite
 from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
 from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.tuning.budget import ChainTuning, score
+from pymc_sghmc.tuning.options import options
 from pymc_sghmc.tuning.setups import Setups
 
 __all__ = ["Tuner"]
@@ -45,16 +45,31 @@ class Tuner:
         A point to use instead of the mode.
     initial : array of shape (d,)
         Where chains begin as a rule.
+    finds_rows : bool, default False
+        Whether the number of rows in a minibatch is chosen, too.
     """
 
-    def __init__(self, gradient, expansions, settings, *, preconditioner, kind, centre, initial):
+    def __init__(
+        self,
+        gradient,
+        expansions,
+        settings,
+        *,
+        preconditioner,
+        kind,
+        centre,
+        initial,
+        finds_rows=False,
+    ):
         self.gradient, self.gradients = gradient, (gradient, *expansions)  # the latter by order
         self.settings, self.initial = settings, initial
+        self.finds_rows = finds_rows and gradient.order.independent and not gradient.is_exact
         has_expansions = any(expansion is not None for expansion in expansions)
         self.may_change = has_expansions and kind == "auto"
         estimates = settings.noise.is_tuned and not gradient.is_exact
         self.is_tuned = settings.are_free or self.may_change or estimates
-        self.needs_setup = has_expansions or isinstance(preconditioner, str) or self.is_tuned
+        needs = has_expansions, isinstance(preconditioner, str), self.is_tuned, self.finds_rows
+        self.needs_setup = any(needs)
         self.setups = Setups(
             gradient,
             expansions,
@@ -75,6 +90,8 @@ class Tuner:
 
     def target(self, tuning) -> Target:
         """Return what ``update`` is given for a gradient with these settings."""
+        if tuning is not None and tuning.rows != self.gradient.data.rows:
+            self.gradient.data.resize(tuning.rows)
         setup = self.setups.current
         coordinates = self._target.coordinates if setup is None else setup.coordinates
         gradient = self.gradients[0 if tuning is None else tuning.order]
@@ -110,16 +127,9 @@ class Tuner:
 
     def _first_settings(self) -> ChainTuning:
         """Choose by the noise around the centre, and the gradient that mixes faster."""
-        plain, first, second = self.setup.noise
-        new = partial(ChainTuning, temperatures=[], setup_from=self.setups.made_from)
-        options = []
-        if second is not None:
-            options.append(new(2, second, limit=self.setup.limit))
-        if first is not None:
-            options.append(new(1, first))
-        if not options or self.may_change:
-            options.append(new(0, plain))
-        return max(map(self._chosen, options), key=score)
+        data = self.gradient.data if self.finds_rows else None
+        found = options(self.setup, self.setups.made_from, self.may_change, data)
+        return max(map(self._chosen, found), key=score)
 
     def _chosen(self, tuning) -> ChainTuning:
         return self.settings.chosen(tuning, self.setup)

@@ -1,0 +1,51 @@
+"""The gradients, and the numbers of rows in a minibatch, among which a chain chooses.
+
+Knows set-ups, no rule and no settings.
+"""
+
+from functools import partial
+
+from pymc_sghmc.tuning.budget import ChainTuning
+from pymc_sghmc.tuning.setup import MOST_FAR_NOISE
+
+__all__ = ["options"]
+
+FEW, MANY = (10, 20, 50, 100, 200), (100, 200, 1000, 2000)  # rows, beside those of the search
+SIZES = MANY, MANY, FEW  # by the order of the gradient
+
+
+def options(setup, made_from, may_change, data=None) -> list[ChainTuning]:
+    """Return the gradients that may be used after this set-up, without settings.
+
+    Parameters
+    ----------
+    setup : Setup
+    made_from : tuple
+        What `Setups` knows it by.
+    may_change : bool
+        Whether the plain gradient is one of them beside control variates.
+    data : InMemory, optional
+        Whose minibatches' number of rows is to be chosen, too.
+    """
+    plain, first, second = setup.noise
+    new = partial(ChainTuning, temperatures=[], setup_from=made_from)
+    found = []
+    if second is not None:
+        found.append(new(2, second, limit=setup.limit))
+    if first is not None:
+        found.append(new(1, first))
+    if not found or may_change:
+        found.append(new(0, plain))
+    if data is None:
+        return found
+    return [sized for option in found for sized in _of_sizes(option, setup, data)]
+
+
+def _of_sizes(option, setup, data) -> list[ChainTuning]:
+    """Return the same with other numbers of rows, as far as they may serve."""
+    [n, *_] = data.noisy_batch_sizes
+    noisy = [rows for rows, is_noisy in zip(data.n_rows, data.is_noisy, strict=True) if is_noisy]
+    sizes = [n, *(size for size in SIZES[option.order] if size <= max(noisy) // 2)]
+    if option.order == 2:
+        sizes = [size for size in sizes if setup.far_noise * n / size <= MOST_FAR_NOISE]
+    return [option._replace(rows=size, noise=option.noise * n / size) for size in sizes]
