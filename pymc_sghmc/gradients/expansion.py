@@ -10,7 +10,7 @@ import numpy as np
 from pymc_sghmc.faults import NonFinite
 from pymc_sghmc.rows.orders import ByLeverage
 
-__all__ = ["Expansion", "expand", "noise_at"]
+__all__ = ["Expansion", "expand", "fitted", "noise_at"]
 
 N_PAIRS = 8  # of points at each distance, or fewer above ...
 N_FEW_ROWS = 2_000_000
@@ -71,7 +71,7 @@ def expand(gradient, centre, factor) -> tuple[Expansion, float]:
             for p, probe in enumerate(probes):
                 there = gradient.first(probe, *inputs)[k].astype(float)
                 dc[:, p], dzeta[:, p] = _differences(there, here, q.m)
-            C = C + _fitted(dc - dzeta @ C, dzeta)
+            C = C + fitted(dc - dzeta @ C, dzeta)
             left = np.nan_to_num(dc - dzeta @ C, posinf=0.0, neginf=0.0)
             J = _jacobian(gradient, k, centre, L, inputs, zeta)
             JL = J @ L
@@ -155,7 +155,7 @@ def _jacobian(gradient, k, centre, L, inputs, zeta):
     return J
 
 
-def _fitted(left, dzeta):
+def fitted(left, dzeta):
     """Symmetric X of least squares of ``left`` on ``dzeta``, (n, m, m); zero where nothing tells."""
     S, R = dzeta.swapaxes(1, 2) @ dzeta, left.swapaxes(1, 2) @ dzeta
     values, vectors = np.linalg.eigh(S)

@@ -37,7 +37,9 @@ def gradients(model, unknowns, point, given) -> tuple:
     moves = kind == "auto" and plain.density.likelihood_needs_others
     if kind == "plain" or plain.is_exact or moves:
         return plain, (None, None)
-    second = second_order(plain) if kind == "second_order" else None
+    # with a number of rows that somebody chose, "auto" is what it has always been
+    wanted = kind == "second_order" or (kind == "auto" and given["batch_size"] == "auto")
+    second = second_order(plain) if wanted else None
     if isinstance(second, str):
         if kind == "second_order":
             raise ValueError(

@@ -1,0 +1,439 @@
+"""Second-order control variates: their mean is exact, their noise known, and given up where it is wild."""
+
+import copy
+import itertools
+import logging
+
+import arviz as az
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+
+from modes import FAST, QUIET, C
+from pymc.pytensorf import compile
+from pymc.step_methods.state import equal_dataclass_values
+from pytensor import config
+from targets import gradient_of, minibatch_of, start_of
+
+from pymc_sghmc import SGHMC, SGLD, SGNHT, GammaGibbs
+from pymc_sghmc.gradients.control_variates import ControlVariates
+from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.expansion import fitted
+from pymc_sghmc.gradients.second_order import SecondOrder, second_order
+from pymc_sghmc.loaders import ArrayLoader
+
+N = 40
+rng = np.random.default_rng(0)
+X, GROUP, COUNTS = rng.standard_normal((N, 3)), rng.integers(0, 4, N), rng.poisson(2, N)
+COIN, REAL = rng.binomial(1, 0.5, N), rng.standard_t(4, N)
+
+
+def logistic(x=X, y=COIN):
+    b = pm.Normal("b", 0, 1, shape=x.shape[1])
+    pm.Bernoulli("y", logit_p=pm.math.dot(pm.Data("x", x), b), observed=y)
+
+
+def negative_binomial():
+    b, alpha = pm.Normal("b", 0, 1, shape=3), pm.Exponential("alpha", 1)
+    pm.NegativeBinomial("y", mu=pm.math.exp(0.3 * X @ b), alpha=alpha, observed=COUNTS)
+
+
+def student():
+    b, sigma, nu = pm.Normal("b", 0, 1, shape=3), pm.HalfNormal("sigma"), pm.Gamma("nu", 2, 0.1)
+    pm.StudentT("y", nu=nu, mu=X @ b, sigma=sigma, observed=REAL)
+
+
+def non_centred():
+    z, tau, m = pm.Normal("z", 0, 1, shape=4), pm.HalfNormal("tau"), pm.Normal("m")
+    pm.Poisson("y", pm.math.exp(m + tau * z[GROUP]), observed=COUNTS)
+
+
+def softmax():
+    pm.Categorical("y", logit_p=X @ pm.Normal("b", 0, 1, shape=(3, 4)), observed=GROUP)
+
+
+def two_groups():
+    b, sigma = pm.Normal("b", 0, 1, shape=3), pm.HalfNormal("sigma")
+    pm.Normal("y", X @ b, sigma, observed=REAL)
+    pm.Poisson("k", pm.math.exp(0.2 * X[:15] @ b), observed=COUNTS[:15])
+
+
+def of_minibatches():
+    x, y = pm.Minibatch(X, REAL, batch_size=4)
+    pm.StudentT("y", nu=4, mu=x @ pm.Normal("b", 0, 1, shape=3), observed=y, total_size=N)
+
+
+CASES = {
+    logistic: 4,
+    negative_binomial: 4,
+    student: 4,
+    non_centred: 4,
+    softmax: 4,
+    two_groups: {"y": 4, "k": 3},
+}
+
+
+def built(write, batch_size=4, **options):
+    with pm.Model() as model:
+        write()
+    found = second_order(gradient_of(model, batch_size, **options))
+    assert isinstance(found, SecondOrder), found
+    d, dtype = found.density.d, found.density.dtype
+    own = np.random.default_rng(1)
+    centre = (0.1 * own.standard_normal(d)).astype(dtype)
+    factor = np.tril(0.1 * own.standard_normal((d, d))) + 0.2 * np.eye(d)
+    found.set_centre(centre, factor)
+    return found, (centre + 0.5 * own.standard_normal(d)).astype(dtype), factor
+
+
+def both(gradient, position, numbers):
+    rows = [np.atleast_1d(np.asarray(i, dtype=np.int64)) for i in numbers]
+    logp, grad = gradient(position, minibatch_of(gradient, *rows))
+    return np.array([logp, *grad])
+
+
+def law(gradient, position):
+    """Mean and covariance of log-density and gradient over all minibatches of one row of each group."""
+    rows = [
+        [(i, count / pool.size) for i, count in enumerate(counts)]
+        if whole is None
+        else [(whole, 1.0)]
+        for pool, counts, whole in zip(
+            gradient.order.pools, gradient.order.counts, gradient.data.whole, strict=True
+        )
+    ]
+    values, p = [], []
+    for drawn in itertools.product(*rows):
+        values.append(both(gradient, position, [i for i, _ in drawn]))
+        p.append(np.prod([p for _, p in drawn]))
+    values, p = np.array(values), np.array(p)
+    assert p.sum() == pytest.approx(1, abs=1e-12)
+    mean = p @ values
+    return mean, ((values - mean).T * p) @ (values - mean)
+
+
+# --- The mean and the noise
+
+
+@pytest.mark.parametrize("write", CASES, ids=lambda write: write.__name__)
+def test_mean_over_all_minibatches_is_exact_and_the_noise_is_known(write):
+    gradient, position, factor = built(write, CASES[write])
+    for there in (position, gradient.anchor.centre):
+        mean, covariance = law(gradient, there)
+        logp, grad = gradient.passes.log_density(there)
+        np.testing.assert_allclose(mean, [logp, *grad], rtol=1e-10, atol=1e-10)
+        [by_group] = gradient.noise_at([there], Coordinates(factor))
+        expected = np.diag(factor.T @ covariance[1:, 1:] @ factor)
+        np.testing.assert_allclose(sum(by_group), expected, rtol=1e-9, atol=1e-12)
+        if there is not position:
+            assert np.abs(covariance).max() < 1e-18  # no noise at the centre
+    change = gradient.anchor._replace(hessian=1.01 * gradient.anchor.hessian)
+    gradient.anchor = change  # the test can fail
+    assert (
+        np.abs(law(gradient, position)[0][1:] - gradient.passes.log_density(position)[1]).max()
+        > 1e-4
+    )
+
+
+def test_mean_is_exact_with_a_group_used_whole_and_for_models_with_minibatches():
+    for write, size in ((two_groups, {"y": 4, "k": 15}), (of_minibatches, None)):
+        gradient, position, _ = built(write, size)
+        mean, _ = law(gradient, position)
+        logp, grad = gradient.passes.log_density(position)
+        np.testing.assert_allclose(mean, [logp, *grad], rtol=1e-10, atol=1e-10)
+
+
+def test_mean_in_single_precision():
+    with config.change_flags(floatX="float32"):
+        gradient, position, _ = built(lambda: logistic(X.astype("float32")))
+        mean, _ = law(gradient, position)
+        assert gradient.anchor.tables[0].dtype == np.float32
+        np.testing.assert_allclose(mean[1:], gradient.passes.log_density(position)[1], rtol=2e-4)
+
+
+def test_one_minibatch_is_the_formula_by_hand():
+    gradient, theta, _ = built(logistic)
+    a, b, c = gradient.anchor.tables[0].T
+    np.testing.assert_allclose(gradient.anchor.hessian, X.T * c @ X, rtol=1e-12)
+    eta, rows = X @ theta, np.array([3, 7, 7, 30])
+    p = 1 / (1 + np.exp(-eta))
+    pool, counts = gradient.order.pools[0].size, gradient.order.counts[0]
+    w = pool / rows.size / counts[rows]
+    grad = X.T @ (b + c * eta) - theta + X[rows].T @ (w * (COIN - p - b - c * eta)[rows])
+    log_likelihood = COIN * eta - np.log1p(np.exp(eta))
+    q = a + b * eta + 0.5 * c * eta**2
+    logp = q.sum() - 0.5 * theta @ theta - 1.5 * np.log(2 * np.pi)
+    logp += w @ (log_likelihood - q)[rows]
+    np.testing.assert_allclose(both(gradient, theta, [rows]), [logp, *grad], rtol=1e-10)
+
+
+def test_compiled_graph_equals_the_call():
+    for write, size in CASES.items():
+        gradient, position, _ = built(write, size)
+        x = gradient.density.graph.position.type("x")
+        logp, grad, drawn, fixed = gradient.symbolic(x)
+        function = compile([x, *drawn, *fixed], [logp, grad], on_unused_input="ignore", **FAST)
+        minibatch = gradient.order.probe(np.random.default_rng(3))
+        found = function(position, *minibatch.rows, *gradient.fixed_inputs(minibatch.arrays))
+        for a, b in zip(found, gradient(position, minibatch), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+def test_far_less_noise_than_of_first_order():
+    own = np.random.default_rng(4)
+    x = own.standard_normal((4000, 5))
+    y = own.binomial(1, 1 / (1 + np.exp(-x @ np.ones(5) / 2)))
+    with pm.Model() as model:
+        logistic(x, y)
+    plain = gradient_of(model, 100)
+    centre, factor = np.full(5, 0.5), 0.035 * np.eye(5)  # about where and how wide it is
+    position = centre + factor @ own.standard_normal(5)
+    second, first = second_order(plain), ControlVariates(plain)
+    noise = []
+    for gradient in (first, second):
+        gradient.set_centre(centre, factor)
+        _, grads = zip(
+            *[gradient(position, gradient.order.probe(own)) for _ in range(400)], strict=True
+        )
+        noise.append(np.var(grads, axis=0).sum())
+    # each sum of five variances of 400 draws is known within some 10 %
+    assert noise[1] < noise[0] / 100
+    exact = sum(second.noise_at([position], Coordinates())[0][0]) / 100
+    assert abs(noise[1] / exact - 1) < 0.4
+
+
+def test_slopes_are_symmetric_least_squares():
+    own = np.random.default_rng(5)
+    left, dzeta = own.standard_normal((2, 3, 30, 2))
+    dzeta[2] = 0.0
+    found = fitted(left, dzeta)
+    for i in range(2):
+        basis = [np.array(m, float) for m in ([[1, 0], [0, 0]], [[0, 1], [1, 0]], [[0, 0], [0, 1]])]
+        design = np.stack([(dzeta[i] @ m).ravel() for m in basis], axis=1)
+        x = np.linalg.lstsq(design, left[i].ravel(), rcond=None)[0]
+        np.testing.assert_allclose(found[i], sum(a * m for a, m in zip(x, basis, strict=True)))
+    assert (found[2] == 0).all()  # rows that nothing is known of
+
+
+# --- Where it can't be
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"replace": False}, "without replacement"),
+        ({"data": ArrayLoader({"x": X, "y": COIN})}, "without replacement"),
+    ],
+    ids=["replace", "loader"],
+)
+def test_streams_and_epochs_are_refused(settings, words):
+    with pm.Model():
+        b = pm.Normal("b", 0, 1, shape=3)
+        x, y = pm.Data("x", X), pm.Data("y", COIN)
+        pm.Bernoulli("obs", logit_p=pm.math.dot(x, b), observed=y)
+        with pytest.raises(ValueError, match=words):
+            SGHMC(batch_size=4, gradient="second_order", compile_kwargs=FAST, **settings)
+
+
+def test_other_refusals():
+    with pm.Model() as model:
+        logistic()
+        pm.Normal("other", model["b"][0] * X[:, 0], pm.HalfNormal("s"), observed=REAL)
+        with pytest.raises(ValueError, match="unknowns of other steps"):
+            SGHMC([model["b"]], batch_size=4, gradient="second_order", compile_kwargs=FAST)
+    with pm.Model():
+        w = pm.Normal("w", 0, 1, shape=(3, 5))
+        hidden = pm.math.tanh(pm.math.dot(X, w))
+        pm.Normal("y", pm.math.dot(hidden, pm.Normal("v", 0, 1, shape=5)), 1, observed=REAL)
+        with pytest.raises(ValueError, match="few linear functions"):
+            SGHMC(batch_size=4, gradient="second_order", compile_kwargs=FAST)
+    with pm.Model():
+        logistic()
+        with pytest.raises(ValueError, match="uses all data"):
+            SGHMC(gradient="second_order", compile_kwargs=FAST)
+
+
+def test_hardly_known_dispersion_gets_first_order_in_words(caplog):
+    # counts without overdispersion: log α has a tail that no quadratic function follows
+    own = np.random.default_rng(1)
+    with pm.Model(), caplog.at_level(logging.INFO, logger="pymc.sghmc"):
+        m, alpha = pm.Normal("m", 0, 5), pm.Exponential("alpha", 0.1)
+        counts = own.poisson(1.5, 3000)
+        pm.NegativeBinomial("y", mu=pm.math.exp(m), alpha=alpha, observed=counts)
+        step = SGHMC(batch_size=10, gradient="second_order", compile_kwargs=FAST)
+    assert "those of first order take their place" in caplog.text
+    _, [statistics] = step.step(start_of(step))
+    assert statistics["gradient_order"] == 1
+
+
+def test_chain_that_is_lost_while_tuning_goes_on_with_first_order_and_says_so():
+    with pm.Model():
+        logistic()
+        step = SGHMC(batch_size=10, gradient="second_order", compile_kwargs=FAST)
+    point, [statistics] = step.step(start_of(step))
+    assert statistics["gradient_order"] == 2 and step.chain.tuning.order == 2
+    step.chain.state = step.chain.state._replace(position=np.full(3, 1e3))
+    point = step.unknowns.unravel(step.tuner.setup.coordinates.to_theta(np.full(3, 1e3)), point)
+    point, [statistics] = step.step(point)
+    assert statistics["diverging"] and "first order" in statistics["warning"].message
+    point, [statistics] = step.step(point)
+    assert statistics["gradient_order"] == 1 and not statistics["diverging"]
+    # a chain that is restored gets first order, too
+    with pm.Model():
+        logistic()
+        other = SGHMC(batch_size=10, gradient="second_order", compile_kwargs=FAST)
+    other.sampling_state = copy.deepcopy(step.sampling_state)
+    for a, b in zip(other.step(point), step.step(point), strict=True):
+        for key in b[0] if isinstance(b, list) else b:
+            x, y = (v[0][key] if isinstance(v, list) else v[key] for v in (a, b))
+            np.testing.assert_array_equal(x, y)
+
+
+def test_chain_that_goes_far_after_tuning_is_told_once():
+    with pm.Model():
+        logistic()
+        step = SGHMC(batch_size=10, gradient="second_order", compile_kwargs=FAST)
+    point, _ = step.step(start_of(step))
+    step.stop_tuning()
+    texts = []
+    for shift in (0.0, 40.0, 40.0):
+        phi = step.tuner.setup.phi + shift
+        step.chain.state = step.chain.state._replace(position=phi)
+        point = step.unknowns.unravel(step.tuner.setup.coordinates.to_theta(phi), point)
+        point, [statistics] = step.step(point)
+        texts.append(getattr(statistics["warning"], "message", ""))
+    assert ["went so far" in text for text in texts] == [False, True, False]
+
+
+# --- Sampling
+
+
+@pytest.mark.parametrize("sampler", [SGHMC, SGLD, SGNHT])
+def test_gaussian_rows_have_no_noise_and_the_draws_their_exact_law(sampler):
+    # y ~ N(Xb, 1): what is left of each row is 0, so that BAOAB has the posterior's variance at η = 1.
+    precision = X.T @ X + np.eye(3)
+    mean = np.linalg.solve(precision, X.T @ REAL)
+    with pm.Model():
+        b = pm.Normal("b", 0, 1, shape=3)
+        pm.Normal("y", pm.math.dot(X, b), 1, observed=REAL)
+        step = sampler(batch_size=4, gradient="second_order", compile_kwargs=C)
+        idata = pm.sample(3000, tune=100, chains=2, step=step, random_seed=1, **QUIET)
+    assert step.tuner.setup.noise.second_order.max() < 1e-18
+    # SGLD's own discretisation is predicted, the others have none
+    excess = 0.0 if sampler is not SGLD else step.chain.tuning.bias
+    draws = (idata.posterior["b"].values - mean) @ np.linalg.cholesky(precision)
+    for z in np.moveaxis(draws, -1, 0):
+        assert abs(z.mean()) < 4.5 * error(z)
+        assert abs(np.mean(z**2) - 1 - excess) < 4.5 * error(z**2)
+
+
+def poisson():
+    t = pm.Normal("t")
+    pm.Poisson("y", pm.math.exp(t * np.tile(X[:, 0], 5) + 0.5), observed=np.tile(COUNTS, 5))
+
+
+@pytest.mark.parametrize("batch_size", [5, "auto"])
+def test_poisson_posterior_is_that_of_quadrature(batch_size):
+    grid = np.linspace(-2, 3, 20001)
+    sums = COUNTS @ X[:, 0] * grid - np.exp(np.outer(grid, X[:, 0]) + 0.5).sum(axis=1)
+    logp = 5 * sums - grid**2 / 2
+    p = np.exp(logp - logp.max())
+    p /= p.sum()
+    mean = p @ grid
+    sd = np.sqrt(p @ (grid - mean) ** 2)
+    with pm.Model():
+        poisson()
+        step = SGHMC(batch_size=batch_size, gradient="second_order", compile_kwargs=C)
+        idata = pm.sample(3000, tune=200, chains=2, step=step, random_seed=1, **QUIET)
+    assert (idata.sample_stats["gradient_order"].values == 2).all()
+    z = (idata.posterior["t"].values - mean) / sd
+    excess = step.tuner.settings.target_bias  # at most
+    assert abs(z.mean()) < 4.5 * error(z)
+    assert -4.5 * error(z**2) < np.mean(z**2) - 1 < excess + 4.5 * error(z**2)
+
+
+def error(x):
+    return float(np.squeeze(az.mcse(x)))
+
+
+def test_steps_beside_that_change_the_prior_alone():
+    with pm.Model():
+        lam = pm.Gamma("lam", 2, 2)
+        b = pm.Normal("b", 0, tau=lam, shape=3)
+        pm.Bernoulli("y", logit_p=pm.math.dot(X, b), observed=COIN)
+        steps = [
+            SGHMC([b], batch_size=8, gradient="second_order", compile_kwargs=FAST),
+            GammaGibbs([lam], compile_kwargs=FAST),
+        ]
+        idata = pm.sample(20, tune=20, chains=1, step=steps, random_seed=1, **QUIET)
+    assert (idata.sample_stats["gradient_order"].values == 2).any()
+    assert len(np.unique(idata.posterior["lam"])) == 20
+
+
+# --- States and copies, and the number of rows
+
+
+def step_of(batch_size="auto", **settings):
+    with pm.Model():
+        poisson()
+        return SGHMC(
+            batch_size=batch_size, gradient="second_order", compile_kwargs=FAST, **settings
+        )
+
+
+def going_on(step, point, n=3):
+    return [step.step(point)[0] for _ in range(n)]
+
+
+@pytest.mark.parametrize("batch_size", [7, "auto"])
+def test_restored_copied_and_pickled_chains_go_on_exactly(batch_size):
+    step = step_of(batch_size)
+    step.begin_chain(np.random.default_rng(2))
+    point = start_of(step)
+    for _ in range(5):
+        point, _ = step.step(point)
+    other = step_of(batch_size)
+    other.sampling_state = copy.deepcopy(step.sampling_state)
+    others = [other, copy.deepcopy(step), cloudpickle.loads(cloudpickle.dumps(step))]
+    expected = going_on(step, point)
+    for one in others:
+        for a, b in zip(going_on(one, point), expected, strict=True):
+            assert equal_dataclass_values(a, b)
+
+
+def test_rows_are_chosen_and_said(caplog):
+    with caplog.at_level(logging.INFO, logger="pymc.sghmc"):
+        step = step_of()
+    assert "second-order control variates of 10 rows" in caplog.text
+    step.step(start_of(step))
+    assert step.tuner.gradient.data.batch_sizes == [10]
+    assert step_of(batch_size=33).tuner.gradient.data.batch_sizes == [33]
+
+
+def test_auto_takes_second_order_where_rows_are_chosen_and_all_of_few_rows():
+    with pm.Model():
+        poisson()
+        step = SGHMC(batch_size="auto", compile_kwargs=FAST)
+        _, [statistics] = step.step(start_of(step))
+    assert statistics["gradient_order"] == 2
+    with pm.Model():
+        logistic()
+        step = SGHMC(batch_size="auto", compile_kwargs=FAST)
+    assert step.tuner.gradient.is_exact
+    with pm.Model():
+        logistic(np.tile(X, (5, 1)), np.tile(COIN, 5))
+        step = SGHMC(batch_size="auto", replace=False, compile_kwargs=FAST)
+        _, [statistics] = step.step(start_of(step))
+    assert step.tuner.gradient.data.batch_sizes == [100] and statistics["gradient_order"] < 2
+
+
+def test_words_for_other_batch_sizes():
+    with pm.Model():
+        of_minibatches()
+        with pytest.raises(ValueError, match=r"has a pm.Minibatch of its own"):
+            SGHMC(batch_size="auto", compile_kwargs=FAST)
+    with pm.Model():
+        logistic()
+        with pytest.raises(ValueError, match=r"batch_size='all': must be a whole number"):
+            SGHMC(batch_size="all", compile_kwargs=FAST)
