@@ -22,6 +22,7 @@ from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.expansion import fitted
 from pymc_sghmc.gradients.second_order import SecondOrder, second_order
 from pymc_sghmc.loaders import ArrayLoader
+from pymc_sghmc.tuning import setup
 
 N = 40
 rng = np.random.default_rng(0)
@@ -254,17 +255,36 @@ def test_other_refusals():
             SGHMC(gradient="second_order", compile_kwargs=FAST)
 
 
-def test_hardly_known_dispersion_gets_first_order_in_words(caplog):
-    # counts without overdispersion: log α has a tail that no quadratic function follows
-    own = np.random.default_rng(1)
+def negative_binomial_of_poisson_counts():
+    # hardly known dispersion: log α has a tail that no quadratic function follows
+    m, alpha = pm.Normal("m", 0, 5), pm.Exponential("alpha", 0.1)
+    counts = np.random.default_rng(1).poisson(1.5, 3000)
+    pm.NegativeBinomial("y", mu=pm.math.exp(m), alpha=alpha, observed=counts)
+
+
+def test_noise_that_is_large_far_out_gets_first_order_in_words(caplog, monkeypatch):
+    monkeypatch.setattr(setup, "MOST_FAR_NOISE", 0.5)
     with pm.Model(), caplog.at_level(logging.INFO, logger="pymc.sghmc"):
-        m, alpha = pm.Normal("m", 0, 5), pm.Exponential("alpha", 0.1)
-        counts = own.poisson(1.5, 3000)
-        pm.NegativeBinomial("y", mu=pm.math.exp(m), alpha=alpha, observed=counts)
-        step = SGHMC(batch_size=10, gradient="second_order", compile_kwargs=FAST)
+        negative_binomial_of_poisson_counts()
+        step = SGHMC(batch_size=2, gradient="second_order", compile_kwargs=FAST)
     assert "those of first order take their place" in caplog.text
     _, [statistics] = step.step(start_of(step))
     assert statistics["gradient_order"] == 1
+
+
+@pytest.mark.slow  # C takes a minute for the second derivatives
+def test_chains_that_a_tail_sends_off_end_tuning_with_first_order():
+    with pm.Model():
+        negative_binomial_of_poisson_counts()
+        step = SGHMC(batch_size=10, gradient="second_order", compile_kwargs=C)
+    for seed in range(3):
+        step.begin_chain(np.random.default_rng(seed))
+        point, texts = start_of(step), []
+        for _ in range(500):
+            point, [statistics] = step.step(point)
+            texts.append(getattr(statistics["warning"], "message", ""))
+        assert statistics["gradient_order"] == 1
+        assert sum("lost with second-order" in text for text in texts) == 1
 
 
 def test_chain_that_is_lost_while_tuning_goes_on_with_first_order_and_says_so():
