@@ -121,8 +121,11 @@ class SharedArguments(TypedDict, total=False):
         How minibatches estimate the gradient. "control_variates" adds the difference of the
         minibatch's gradients here and at a centre to the gradient of all rows at the centre (Baker
         et al. 2019), with rows drawn by their leverage: near the centre the noise is that of the
-        difference alone, whatever the number of rows. "auto" takes what mixes faster at the same
-        bias, chain by chain, by the noise measured.
+        difference alone, whatever the number of rows. "second_order" takes out the slope of the
+        rows' gradients as well (Dang et al. 2019), so that some ten rows a step are enough, and
+        gives way to "control_variates", in words, where that is too noisy far from the centre.
+        "auto" takes what mixes faster at the same bias, chain by chain, by the noise measured;
+        second order with ``batch_size="auto"`` only.
     preconditioner : "auto", None, "diag", "dense" or array of shape (d,) or (d, d), default "auto"
         M⁻¹, best near the posterior (co)variance of the raveled unconstrained unknowns, in the
         order of ``model.value_vars``; ``None`` is 1. "dense" and "diag" take it from the curvature
