@@ -10,12 +10,14 @@ import numpy as np
 from pymc_sghmc.faults import NonFinite
 from pymc_sghmc.rows.orders import ByLeverage
 
-__all__ = ["Expansion", "expand", "fitted", "noise_at"]
+__all__ = ["Expansion", "expand", "fitted", "is_right", "noise_at"]
 
 N_PAIRS = 8  # of points at each distance, or fewer above ...
 N_FEW_ROWS = 2_000_000
 DISTANCES = (1.0, 3.0)  # sds: rare rows that are saturated nearby are met farther out
-BLOCK_BYTES = 2**25  # of Jacobians at a time
+BLOCK_BYTES = 2**25  # of Jacobians, and of what is known at all points, at a time
+PER_ROW = 200  # numbers of the latter for each in ζ
+CHECKED_ROWS = 100
 FAR = 2.0**10  # sds: ζ is linear, and a long way has the smaller relative error of rounding
 TOLERANCE = 1e-9  # of eigenvalues that count as zero in a regression
 
@@ -92,6 +94,28 @@ def expand(gradient, centre, factor) -> tuple[Expansion, float]:
     return found, 2.0 + len(probes) + d
 
 
+def is_right(gradient, centre, factor) -> bool:
+    """Whether derivatives by way of ζ are those of the model, on some rows at two points.
+
+    A check on the user's own model, before its chains depend on graphs that were cut.
+    """
+    dtype, L = gradient.density.dtype, factor if factor.ndim == 2 else np.diag(factor)
+    shift = L @ np.random.default_rng(1).standard_normal(centre.size)
+    tolerance = np.finfo(dtype).eps ** 0.25
+    for rows, inputs, k in _blocks(gradient, CHECKED_ROWS):
+        zeta = gradient.zetas(centre.astype(dtype), *inputs)[k].astype(float)
+        JL = _jacobian(gradient, k, centre, L, inputs, zeta) @ L
+        for point in (centre - shift, centre + 0.7 * shift):
+            point = point.astype(dtype)
+            _, c, _ = _parts(gradient.first(point, *inputs)[k], gradient.quadratics[k].m)
+            found = np.einsum("nad,na->d", JL, c)
+            expected = L.T @ gradient.passes.of_rows(point, k, rows)[1]
+            scale = np.sqrt(np.square(JL * c[..., None]).sum(axis=(0, 1)))
+            if not np.linalg.norm(found - expected) <= tolerance * np.linalg.norm(scale):
+                return not np.isfinite(expected).all()  # then there is nothing to compare
+    return True
+
+
 def noise_at(gradient, points, coordinates) -> list:
     """See `SecondOrder.noise_at`."""
     anchor, d = gradient.anchor, gradient.density.d
@@ -117,12 +141,16 @@ def noise_at(gradient, points, coordinates) -> list:
     return squares - np.square(sums)
 
 
-def _blocks(gradient):
-    """Yield rows of one group, few enough for their Jacobians, and what their functions take."""
+def _blocks(gradient, n_rows=None):
+    """Yield rows of one group, few enough for their Jacobians, and what their functions take.
+
+    With ``n_rows`` only so many of each group.
+    """
     data, d = gradient.data, gradient.density.d
-    for chunk in data.chunks():
+    subset = n_rows and tuple([np.arange(min(n_rows, n)) for n in data.n_rows])
+    for chunk in data.chunks(subset):
         m = gradient.quadratics[chunk.group].m
-        n = max(16, BLOCK_BYTES // (8 * m * d))
+        n = max(16, BLOCK_BYTES // (8 * m * (d + PER_ROW)))
         for start in range(0, chunk.rows.size, n):
             rows = chunk.rows[start : start + n]
             numbers = data.part(chunk.group, rows).rows
@@ -157,6 +185,9 @@ def _jacobian(gradient, k, centre, L, inputs, zeta):
 
 def fitted(left, dzeta):
     """Symmetric X of least squares of ``left`` on ``dzeta``, (n, m, m); zero where nothing tells."""
+    if left.shape[-1] == 1:
+        square = np.square(dzeta).sum(axis=1)[..., None]
+        return (dzeta * left).sum(axis=1)[..., None] / np.where(square > 0, square, 1.0)
     S, R = dzeta.swapaxes(1, 2) @ dzeta, left.swapaxes(1, 2) @ dzeta
     values, vectors = np.linalg.eigh(S)
     R = vectors.swapaxes(1, 2) @ (R + R.swapaxes(1, 2)) @ vectors

@@ -11,12 +11,13 @@ import pytensor.tensor as pt
 from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 
-from pymc_sghmc.gradients.expansion import expand, noise_at
+from pymc_sghmc.gradients.expansion import expand, is_right, noise_at
 from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
 from pymc_sghmc.models.row_slopes import row_slopes
 
 __all__ = ["SecondOrder", "second_order"]
 
+MOST_UNKNOWNS = 1000  # a matrix of all
 MOST_WORK = 3e11  # multiplications for the sum of all rows' slopes
 FEW_BYTES = 2**28  # that tables may have however small the data are
 
@@ -96,6 +97,10 @@ class SecondOrder:
         """In which order rows are drawn: by what is left of them around the centre."""
         return self.anchor.order
 
+    def is_right(self, centre, factor) -> bool:
+        """Whether what was cut from the model's graph is the model: if not, it isn't to be used."""
+        return is_right(self, centre, factor)
+
     def set_centre(self, centre, factor) -> float:
         """Take θ̂, and L with LLᵀ near the posterior covariance; return the passes over all rows.
 
@@ -150,6 +155,8 @@ def second_order(gradient) -> SecondOrder | str:
         return "rows are drawn without replacement"
     if density.likelihood_needs_others:
         return "the likelihood depends on unknowns of other steps"
+    if density.d > MOST_UNKNOWNS:
+        return f"there are more than {MOST_UNKNOWNS:,} unknowns"
     graph = density.graph
     batches = [group.batches for group in graph.groups]
     slopes = row_slopes(graph.terms, graph.variables, batches, graph.point)

@@ -4,6 +4,8 @@ Deterministic, so that all chains from one starting point share it. Knows gradie
 no samplers.
 """
 
+import logging
+
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +19,8 @@ from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE, MAX_LEARNING_RATE
 from pymc_sghmc.tuning.centre import MAX_DENSE, Centre, find_centre, largest_curvature
 
 __all__ = ["MOST_FAR_NOISE", "Setup", "near", "same_inputs", "set_up", "unconstrained_point"]
+
+_log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
 N_PROBES = 20  # points near the centre at which the noise is measured
 NOISY = 4  # times the median noise, above which a direction gets a scale of its own
@@ -99,6 +103,12 @@ def set_up(
     passes = centre.passes
     first, second = expansions
     near_by, far, limit = None, np.inf, MAX_LEARNING_RATE
+    if second is not None and not second.is_right(centre.position, centre.factor):
+        _log.warning(
+            "Second-order control variates don't agree with the gradient of this model, so that those "
+            "of first order take their place. Please report the model."
+        )
+        second = None
     if second is not None:
         passes += second.set_centre(centre.position, centre.factor)
         near_by, far, limit = _exact_noise(second, centre, Coordinates(factor), temperature)

@@ -222,9 +222,9 @@ class Tuner:
 
     def is_lost(self, tuning, state, theta) -> bool:
         """Whether a chain that is free to slow down has run away, long before it overflows."""
-        if tuning is not None and tuning.order == 2:
-            return self.is_far(tuning, state, theta)
-        return self.settings.learning_rate is None and not self.setups.distance(theta) < LOST
+        if self.settings.learning_rate is not None:
+            return False
+        return self.is_far(tuning, state, theta) or not self.setups.distance(theta) < LOST
 
     def is_far(self, tuning, state, theta) -> bool:
         """Whether a chain is so far out that second-order control variates may send it off."""
