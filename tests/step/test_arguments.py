@@ -173,7 +173,11 @@ def test_a_typo_costs_nothing_but_the_call(model, monkeypatch):
             "must be a number between 0 and 1, the relative bias of the variances that automatic "
             "settings may cost.",
         ),
-        ("gradient", ["exact", None], 'must be "auto", "plain" or "control_variates".'),
+        (
+            "gradient",
+            ["exact", None],
+            'must be "auto", "plain", "control_variates" or "second_order".',
+        ),
         ("compile_kwargs", ["NUMBA", 1], "must be a dict, such as {'mode': 'NUMBA'}."),
         ("learning_rate", [0, -1.0, np.inf], "must be finite and above zero."),
         (
