@@ -128,6 +128,8 @@ class Tuner:
     def _first_settings(self) -> ChainTuning:
         """Choose by the noise around the centre, and the gradient that mixes faster."""
         data = self.gradient.data if self.finds_rows else None
+        if data is not None:
+            data.resize(None)  # with so many rows the noise was measured
         found = options(self.setup, self.setups.made_from, self.may_change, data)
         return max(map(self._chosen, found), key=score)
 
