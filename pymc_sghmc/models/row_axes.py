@@ -8,6 +8,7 @@ import numpy as np
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 
+from pytensor.gradient import DisconnectedType, NullType
 from pytensor.graph.basic import Constant
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc, ARange, Join
@@ -189,7 +190,7 @@ def _is_affine(node, unknown) -> bool:
     left, new = list(gradients), set(inputs.values())
     while left:
         v = left.pop()
-        if v in new or not isinstance(v.type, TensorType):
+        if v in new or isinstance(v.type, NullType | DisconnectedType):
             return False
         if v.owner is not None and not isinstance(v.owner.op, Shape | Shape_i):
             # The first input of ``second`` gives the shape alone.

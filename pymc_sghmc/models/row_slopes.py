@@ -14,6 +14,7 @@ import pytensor.tensor as pt
 
 from pytensor.gradient import NullTypeGradError
 from pytensor.graph.replace import clone_replace
+from pytensor.graph.utils import MethodNotDefined
 
 from pymc_sghmc.models.row_terms import pull_back, row_cuts, summed_if_shared
 
@@ -133,7 +134,7 @@ def row_slopes(log_likelihoods, variables, batches, point) -> RowSlopes | None:
         first.append(pt.concatenate([graph[:, None], *c, *zeta], axis=1))
         try:
             second.append(pt.stack(_second_derivatives(graph, cuts), axis=1))
-        except (NotImplementedError, NullTypeGradError):
+        except (NotImplementedError, MethodNotDefined, NullTypeGradError):
             return None
     return RowSlopes(list(variables), groups, unchecked, first, second)
 

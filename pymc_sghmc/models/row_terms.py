@@ -20,6 +20,7 @@ import pytensor.tensor as pt
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.tensor.basic import Join
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import AdvancedSubtensor
 
@@ -100,13 +101,9 @@ def row_cuts(log_likelihoods, variables, batches, point) -> tuple[list, list] | 
     """Return the log-likelihoods without PyMC's checks, and of each group its cuts, or None."""
     # Checks look at all rows but let values through: they are no part of a cut.
     unchecked = [_without_checks(log_likelihood) for log_likelihood in log_likelihoods]
-    cuts = []
-    for graph, inputs in zip(unchecked, batches, strict=True):
-        found = _cuts(graph, variables, inputs, point)
-        if found is None:
-            return None
-        cuts.append(found)
-    return unchecked, cuts
+    pairs = zip(unchecked, batches, strict=True)
+    cuts = [_cuts(graph, variables, inputs, point) for graph, inputs in pairs]
+    return None if None in cuts else (unchecked, cuts)
 
 
 def difference(rows, weights, cached, centre) -> list:
@@ -205,8 +202,9 @@ def _frontier(graph, axes, fixed) -> tuple[list, list] | None:
         broadcasts = isinstance(v.owner.op, Elemwise)
         if axes[v] != 0:
             return None
-        if fixed[v] and broadcasts and len(unknown) == 1 and with_rows:
-            left += unknown  # not −ζ where there is ζ
+        alike = broadcasts or isinstance(v.owner.op, Join)
+        if fixed[v] and alike and len(unknown) == 1 and with_rows:
+            left += unknown  # not −ζ where there is ζ, and not with constants beside it
         elif fixed[v] or (not with_rows and isinstance(v.owner.op, AdvancedSubtensor)):
             by_row.append(v)
         elif broadcasts or len(with_rows) == len(unknown):

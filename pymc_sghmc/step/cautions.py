@@ -135,7 +135,7 @@ def change(old, new, n_updates) -> SamplerWarning | None:
         return None
     text = (
         "While tuning, the chain was lost with second-order control variates; it goes on with those "
-        "of first order, which need more rows: a larger batch_size may bring the others back."
+        "of first order. They need more rows for the same effective draws."
     )
     return _warning(text, n_updates)
 

@@ -29,7 +29,8 @@ def gradients(model, unknowns, point, given) -> tuple:
         given["replace"],
     )
     kind = given["gradient"]
-    if kind in ("control_variates", "second_order") and plain.is_exact:
+    given_rows = given["batch_size"] != "auto"
+    if kind in ("control_variates", "second_order") and plain.is_exact and given_rows:
         raise ValueError(
             f'gradient="{kind}": the gradient uses all data and has no noise. Pass a '
             'batch_size, or gradient="auto".'

@@ -49,7 +49,7 @@ class Setup(NamedTuple):
     key: tuple  # of the start, the other unknowns and the data that it holds for
     centre: Centre
     coordinates: Coordinates
-    phi: np.ndarray  # the centre in them
+    phi: np.ndarray | None  # the centre in them, where they are of unit scale in all directions
     stiffness: float  # largest and ...
     slowness: float  # ... smallest curvature of −log p in φ
     anchors: tuple  # of control variates of first and of second order, or None
@@ -135,7 +135,8 @@ def set_up(
         noise = Noise(*(None if V is None else V * shrink for V in noise))
         slowness = slowness * float(shrink.min())
     coordinates = Coordinates(factor)
-    phi = coordinates.from_theta(centre.position)
+    is_own = kind is not None and coordinates.ndim == 2
+    phi = coordinates.from_theta(centre.position) if is_own else None
     slopes = stiffness, slowness, anchors, limit, far
     return Setup(key, centre, coordinates, phi, *slopes, passes, noise)
 

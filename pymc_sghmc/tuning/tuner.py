@@ -232,8 +232,9 @@ class Tuner:
         """Whether a chain is so far out that second-order control variates may send it off."""
         if tuning is None or tuning.order < 2:
             return False
-        setup, limit = self.setup, 4 * math.sqrt(theta.size) + 10
-        if setup.coordinates.ndim == 2:  # unit scale in all directions, or less
+        setup, T = self.setup, self.settings.temperature
+        limit = (4 * math.sqrt(theta.size) + 10) * math.sqrt(T)
+        if setup.phi is not None:
             return not np.linalg.norm(state.position - setup.phi) < limit
         return not self.setups.radius(theta) < limit
 
