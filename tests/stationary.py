@@ -69,7 +69,9 @@ class NoisyLinear:
 
     def __init__(self, H, V):
         self.H, self.order = H, NoisyRows(V)
-        self.data = SimpleNamespace(is_noisy=[True], noisy_batch_sizes=[1], reload=lambda: None)
+        self.data = SimpleNamespace(
+            is_noisy=[True], noisy_batch_sizes=[1], rows=None, reload=lambda: None
+        )
         self.density = SimpleNamespace(
             d=len(H),
             dtype=np.dtype(float),
@@ -88,7 +90,7 @@ class NoisyLinear:
 
     def symbolic(self, position):
         rows, H, noise = pt.lvector("rows"), pt.matrix("H"), pt.matrix("noise")
-        return -H @ position - noise[rows].mean(axis=0), [rows], [H, noise]
+        return None, -H @ position - noise[rows].mean(axis=0), [rows], [H, noise]
 
     def fixed_inputs(self, arrays):
         return (self.H, *arrays)
@@ -96,7 +98,7 @@ class NoisyLinear:
 
 def with_gradient(step, gradient):
     """Put another gradient in the place of the step's own, from which its targets are made."""
-    step.tuner.gradient = gradient
+    step.tuner.gradient, step.tuner.gradients = gradient, (gradient, None, None)
     return step
 
 

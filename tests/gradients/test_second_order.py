@@ -344,6 +344,37 @@ def test_chain_that_goes_far_after_tuning_is_told_once():
     assert ["went so far" in text for text in texts] == [False, True, False]
 
 
+def test_an_operation_without_a_second_derivative_is_refused():
+    with pm.Model():
+        mu, kappa = pm.Normal("mu"), pm.HalfNormal("kappa", 5)
+        pm.VonMises("y", mu, kappa, observed=REAL / 10)
+        with pytest.raises(ValueError, match="few linear functions"):
+            SGHMC(batch_size=4, gradient="second_order", compile_kwargs=FAST)
+
+
+def test_entries_of_a_vector_make_one_linear_predictor():
+    def write():
+        b = pm.Normal("b", 0, 1, shape=2)
+        pm.Normal("y", b[0] + b[1] * X[:, 0], 1.0, observed=REAL)
+
+    assert [q.m for q in built(write)[0].quadratics] == [1]
+
+
+def test_a_chain_in_units_of_a_given_preconditioner_is_not_taken_for_lost():
+    with pm.Model():
+        logistic()
+        step = SGHMC(
+            batch_size=8,
+            gradient="second_order",
+            preconditioner=1e-6 * np.eye(3),
+            compile_kwargs=FAST,
+        )
+    point = start_of(step)
+    for _ in range(5):
+        point, [statistics] = step.step(point)
+        assert statistics["gradient_order"] == 2 and not statistics["diverging"]
+
+
 # --- Sampling
 
 

@@ -251,8 +251,8 @@ def test_wrong_step_is_found_on_the_users_own_model(model, monkeypatch, caplog):
         true = ControlVariates.symbolic
 
         def wrong(self, position):
-            gradient, *others = true(self, position)
-            return 1.1 * gradient, *others
+            none, gradient, *others = true(self, position)
+            return none, 1.1 * gradient, *others
 
         monkeypatch.setattr(ControlVariates, "symbolic", wrong)
         step = SGHMC(batch_size=20, compile_kwargs=FAST)
@@ -397,8 +397,8 @@ def test_each_kind_of_gradient_and_setting_has_its_own_loop(model):
     step.begin_chain(np.random.default_rng(0))
     step.step(start_of(step))
     chain, loops = step.chain, set()
-    for is_cv in (False, True):
-        target = step.tuner.target(chain.tuning._replace(control_variates=is_cv))
+    for order in (0, 1):
+        target = step.tuner.target(chain.tuning._replace(order=order))
         target.begin_draw(chain, chain.mean)
         for beta_hat in (0.0, np.zeros(3)):
             settings = {"learning_rate": 0.01, "friction": 0.1, "noise_estimate": beta_hat}

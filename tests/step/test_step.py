@@ -243,7 +243,7 @@ def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(mo
         ({"temperature": -1.0}, "temperature=-1.0: must be a finite number"),
         ({"temperature": None}, "temperature=None: must be"),
         ({"preconditioner": "full"}, r"preconditioner='full': pass \"auto\".* of shape \(3,\)"),
-        ({"gradient": "full"}, 'gradient=\'full\': must be "auto", "plain" or'),
+        ({"gradient": "full"}, 'gradient=\'full\': must be "auto", "plain", "control_variates" or'),
         ({"target_bias": 0}, "target_bias=0: must be a number between 0 and 1"),
         ({"gradient": "control_variates", "batch_size": 60}, "uses all data and has no noise"),
         ({"learning_rate": "auto", "batch_size": 1}, "batch_size=1: automatic settings need"),
