@@ -7,7 +7,7 @@ Knows versions and their features; knows no samplers and no mathematics.
 import logging
 import multiprocessing
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cache
 
 import pymc as pm
@@ -59,18 +59,27 @@ def one_blas_thread():
     """
     if multiprocessing.parent_process() is not None:
         threadpool_limits(limits=1, user_api="blas")
-    if all(library["num_threads"] == 1 for library in _blas().info()):
+    if all(library.get_num_threads() == 1 for library in _blas()):
         return nullcontext
     return _one_thread
 
 
 @cache
 def _blas():
-    return ThreadpoolController().select(user_api="blas")
+    return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
+@contextmanager
 def _one_thread():
-    return _blas().limit(limits=1)
+    # threadpoolctl's own context manager lists all libraries anew, at ten times the cost
+    given = [library.get_num_threads() for library in _blas()]
+    try:
+        for library in _blas():
+            library.set_num_threads(1)
+        yield
+    finally:
+        for library, threads in zip(_blas(), given, strict=True):
+            library.set_num_threads(threads)
 
 
 class ChainSetup(BlockedStep):

@@ -3,7 +3,6 @@
 Knows gradients and rows, no samplers and no way of finding a centre.
 """
 
-from copy import deepcopy
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.gradients.around_centre import AroundCentre
 from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
 from pymc_sghmc.models.row_terms import difference, row_terms
 from pymc_sghmc.rows.orders import ByLeverage
@@ -34,7 +34,7 @@ class Anchor(NamedTuple):
     tables: list  # of each group: what `row_terms` remembers of each row; empty without them
 
 
-class ControlVariates:
+class ControlVariates(AroundCentre):
     """A gradient whose noise vanishes at a centre θ̂ (Baker, Fearnhead, Fox & Nemeth 2019).
 
     ∇Ũ(θ) = ∇U(θ̂) + [minibatch gradient at θ − the same minibatch's gradient at θ̂], the prior
@@ -48,6 +48,8 @@ class ControlVariates:
     gradient : MinibatchGradient
     """
 
+    _own = (*AroundCentre._own, "_plain_order")
+
     def __init__(self, gradient):
         self.density, self.data, self.passes = gradient.density, gradient.data, gradient.passes
         self._plain_order = gradient.order
@@ -60,23 +62,6 @@ class ControlVariates:
         self._one = np.ones((), dtype=self.density.weights_dtype)
         self._zero = np.zeros_like(self._one)
         self.anchor = self._placed = None
-
-    def __deepcopy__(self, memo):
-        copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        for name in ("density", "data", "passes", "_plain_order"):
-            setattr(copied, name, deepcopy(getattr(self, name), memo))
-        if self.anchor is not None:
-            copied.anchor = self.anchor._replace(order=deepcopy(self.anchor.order, memo))
-        return copied
-
-    def __getstate__(self):
-        return {**self.__dict__, "_symbols": None, "_placed": None}
-
-    @property
-    def order(self):
-        """In which order rows are drawn, by what is known at the centre."""
-        return self.anchor.order
 
     def set_centre(self, centre, factor) -> int:
         """Take θ̂, and L with LLᵀ near the posterior covariance; return the passes over all rows."""

@@ -48,9 +48,15 @@ class RowWeights:
         self.order, self._by_leverage = order, isinstance(order, ByLeverage)
         self._counts = [resident(function, c) for c in order.counts] if self._by_leverage else []
         self.tables = [resident(function, table) for table in tables]
+        self._fixed, self._weights = None, None
 
     def fixed(self, data) -> list:
         """Return the values, now, of the inputs that `symbolic_weights` names ``fixed``."""
+        if self._weights is not data.weights:  # minibatches have another size
+            self._fixed, self._weights = self._of(data), data.weights
+        return self._fixed
+
+    def _of(self, data):
         fixed = []
         for k, (weight, rows) in enumerate(zip(data.weights, data.whole, strict=True)):
             if rows is not None:

@@ -3,14 +3,13 @@
 Knows gradients and rows, no samplers and no way of finding a centre.
 """
 
-from copy import deepcopy
-
 import numpy as np
 import pytensor.tensor as pt
 
 from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 
+from pymc_sghmc.gradients.around_centre import AroundCentre
 from pymc_sghmc.gradients.expansion import expand, is_right, noise_at
 from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
 from pymc_sghmc.models.row_slopes import row_slopes
@@ -22,7 +21,7 @@ MOST_WORK = 3e11  # multiplications for the sum of all rows' slopes
 FEW_BYTES = 2**28  # that tables may have however small the data are
 
 
-class SecondOrder:
+class SecondOrder(AroundCentre):
     """A gradient without the slope of its noise at a centre θ̂ (Dang et al. 2019; Quiroz et al. 2019).
 
     The log-likelihood of each row has a quadratic function beside it whose sum over all rows is
@@ -79,23 +78,6 @@ class SecondOrder:
         self.zetas = self.density.row_function(zetas)
         self._one = np.ones((), dtype=self.density.weights_dtype)
         self.anchor = self._placed = None
-
-    def __deepcopy__(self, memo):
-        copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        for name in ("density", "data", "passes"):
-            setattr(copied, name, deepcopy(getattr(self, name), memo))
-        if self.anchor is not None:
-            copied.anchor = self.anchor._replace(order=deepcopy(self.anchor.order, memo))
-        return copied
-
-    def __getstate__(self):
-        return {**self.__dict__, "_symbols": None, "_placed": None}
-
-    @property
-    def order(self):
-        """In which order rows are drawn: by what is left of them around the centre."""
-        return self.anchor.order
 
     def is_right(self, centre, factor) -> bool:
         """Whether what was cut from the model's graph is the model: if not, it isn't to be used."""

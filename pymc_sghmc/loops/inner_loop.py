@@ -118,22 +118,22 @@ class InnerLoop:
         size = state.position.size * self.n_normals
         rows = sum(target.gradient.data.noisy_batch_sizes)
         block = max(1, BLOCK_BYTES // (8 * (size + rows)))
-        done, sums, logp = 0, np.zeros(3), np.nan
+        done, sums, logp = 0, (0.0, 0.0, 0.0), np.nan
         while done < n:
             k, minibatches, inputs = self._block(target, rng, min(block, n - done))
             normals = standard_normals(rng, (k, size), self.dtype)
             inputs = *fixed, *inputs
             parts, made, *more, last = self.loop(_arrays(state), normals, minibatches.drawn, inputs)
             logp = float(last) if self.reports and made else logp
-            state, done, sums = self.state_type(*parts), done + made, sums + more
+            state, done = self.state_type(*parts), done + made
+            sums = [float(a + b) for a, b in zip(sums, more)]
             if made < k:
                 failed = minibatches.one(made), normals[made]
                 break
         else:
             failed = None
-        virial, square_norm, kinetic = sums.tolist()
-        target.add(virial, square_norm)
-        return InnerSteps(state, done, kinetic, failed, logp)
+        target.add(*sums[:2])
+        return InnerSteps(state, done, sums[2], failed, logp)
 
     def one_step(self, state, rng, target, settings) -> tuple:
         """Make one step; return the new state, whether it is finite, and what it was made with."""

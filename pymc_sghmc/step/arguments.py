@@ -57,6 +57,10 @@ def _learning_rate(name, value):
     return value
 
 
+def _steps(name, value):
+    return value if isinstance(value, str) and value == "auto" else whole_steps(name, value)
+
+
 def _gradient(name, value):
     if value not in ("auto", "plain", "control_variates", "second_order"):
         raise ValueError(
@@ -137,9 +141,9 @@ class SharedArguments(TypedDict, total=False):
     centre : dict, optional
         Point for control variates and curvature, such as ``pm.find_MAP()`` returns. Default: the
         mode that the step finds, or the mean of the tuning draws where they leave the mode.
-    n_steps : int, default 10
-        Inner steps per draw: PyMC's own cost per draw is that of one to three small gradients, and
-        ten steps make it small. Draws hold the last position.
+    n_steps : int or "auto", default "auto"
+        Inner steps per draw, which holds the last position. "auto": 10; with second-order control
+        variates and "auto" ``learning_rate`` as few as make draws nearly independent, 3 to 10.
     temperature : float, default 1.0
         T: the chain samples exp(−U/T). 1 is the posterior; at 0 no noise is added, and the sampler
         is an optimiser.
@@ -171,7 +175,7 @@ class SharedArguments(TypedDict, total=False):
     ]
     target_bias: Annotated[float, Argument(0.05, _target_bias)]
     centre: Annotated[Mapping[str, Any] | None, Argument(None)]
-    n_steps: Annotated[int, Argument(10, whole_steps)]
+    n_steps: Annotated[int | Literal["auto"], Argument("auto", _steps)]
     temperature: Annotated[float, Argument(1.0, _temperature)]
     model: Annotated[Model | None, Argument(None, is_compared=False)]
     rng: Annotated[np.random.Generator | int | None, Argument(None, is_compared=False)]

@@ -9,6 +9,7 @@ from pymc.stats.convergence import SamplerWarning
 from pymc_sghmc.faults import NonFinite
 from pymc_sghmc.loops.inner_loops import InnerLoops
 from pymc_sghmc.schedules import Phase
+from pymc_sghmc.tuning.budget import MOST_INNER_STEPS, inner_steps
 
 __all__ = ["STATISTICS", "Draw", "DrawLoop"]
 
@@ -106,7 +107,7 @@ class DrawLoop:
     sampler : StochasticGradientStep
         Of which ``init``, ``update``, ``restart_every`` and the name are taken.
     tuner : Tuner
-    n_steps : int
+    n_steps : int or "auto"
         Inner steps in a draw.
     schedule : callable or None
         Phases by inner step; None: the tuner chooses the learning rate.
@@ -145,11 +146,12 @@ class DrawLoop:
         NonFinite, Fault
         """
         settings, T = self.tuner.settings, self.tuner.settings.temperature
+        n_steps = self._n_steps(chain.tuning)
         draw.phase = self.phase(chain.tuning, chain.n_updates)
         n_draws = chain.n_tuned + chain.n_kept
         chain.noise = settings.noise.begin_draw(chain.noise, target, position, rng, n_draws)
         draw.state = self._state_at(position, chain.state, target, draw.phase, rng)
-        while draw.n_steps < self.n_steps:
+        while draw.n_steps < n_steps:
             phase = self.phase(chain.tuning, chain.n_updates)
             if self.restart_every and chain.n_updates % self.restart_every == 0:
                 draw.state = self.init(
@@ -160,8 +162,8 @@ class DrawLoop:
                     chain.tuning, chain.noise, phase, position.dtype, is_tuning
                 )
             draw.phase = phase
-            n = self._n_alike(draw.n_steps, chain.n_updates)
-            ends = draw.n_steps + n == self.n_steps
+            n = self._n_alike(n_steps - draw.n_steps, chain.n_updates)
+            ends = draw.n_steps + n == n_steps
             done = self.loops(draw.state, n, rng, target, draw.settings, reports=ends)
             chain.n_updates += done.n_steps
             draw.add(done)
@@ -179,9 +181,14 @@ class DrawLoop:
         """Learning rate, temperature and weight of an inner step."""
         return Phase(tuning.learning_rate) if self.schedule is None else self.schedule(n_updates)
 
-    def _n_alike(self, made, n_updates) -> int:
-        """Inner steps from here with equal settings."""
-        n = self.n_steps - made
+    def _n_steps(self, tuning) -> int:
+        if self.n_steps != "auto":
+            return self.n_steps
+        # a schedule counts inner steps
+        return MOST_INNER_STEPS if self.schedule is not None else inner_steps(tuning)
+
+    def _n_alike(self, n, n_updates) -> int:
+        """Inner steps with equal settings, of the next ``n``."""
         if self.restart_every:
             n = min(n, self.restart_every - n_updates % self.restart_every)
         return 1 if self._varies else n

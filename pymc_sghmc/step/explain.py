@@ -5,7 +5,7 @@ import numpy as np
 __all__ = ["explanation", "parting_words"]
 
 
-def explanation(error, unknowns, tuner, chain, start, n_steps, learning_rate) -> str:
+def explanation(error, unknowns, tuner, chain, start, learning_rate) -> str:
     """Say what isn't finite, where, and what may help.
 
     Parameters
@@ -16,8 +16,6 @@ def explanation(error, unknowns, tuner, chain, start, n_steps, learning_rate) ->
     chain : Chain
     start : array of shape (d,)
         Where the draw began.
-    n_steps : int
-        Inner steps in a draw.
     learning_rate : float
     """
     density, data = tuner.gradient.density, tuner.gradient.data
@@ -44,9 +42,9 @@ def explanation(error, unknowns, tuner, chain, start, n_steps, learning_rate) ->
         )
     if odd:  # they may be bounds
         return f"{where}: {rows} have {odd}. Drop such rows, if they aren't bounds"
-    t = chain.n_updates
+    n_draws = chain.n_tuned + chain.n_kept
     return (
-        f"{where} at inner step {t} (draw {t // n_steps} of this chain) with "
+        f"{where} at inner step {chain.n_updates} (draw {n_draws} of this chain) with "
         f"learning_rate={learning_rate:.3g}. Try learning_rate={learning_rate / 10:.2g}{others}"
     )
 

@@ -143,7 +143,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
     def _compile_inner_steps(self, point):
         """Make three inner steps, so that chains in other processes find them compiled."""
         rng, n_steps = self.rng, self.draws.n_steps
-        self.draws.n_steps = min(3, n_steps)
+        self.draws.n_steps = 3 if n_steps == "auto" else min(3, n_steps)
         try:
             self.begin_chain(np.random.default_rng(0))
             self.step(self.unknowns.unravel(self.tuner.initial, point))
@@ -228,8 +228,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         """End the chain: with an error where nothing is lost, else keeping what was sampled."""
         name, chain, message = type(self).__name__, self.chain, str(error)
         if isinstance(error, NonFinite):
-            eta, n_steps = draw.learning_rate, self.draws.n_steps
-            message = explanation(error, self.unknowns, self.tuner, chain, start, n_steps, eta)
+            eta = draw.learning_rate
+            message = explanation(error, self.unknowns, self.tuner, chain, start, eta)
         if chain.n_kept == 0:
             raise SamplingError(f"{name} stopped: {message}.")
         chain.fault = parting_words(name, message, chain.n_kept)

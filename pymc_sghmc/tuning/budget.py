@@ -20,9 +20,11 @@ from pymc_sghmc.tuning import law
 __all__ = [
     "FARTHEST_LEARNING_RATE",
     "MAX_LEARNING_RATE",
+    "MOST_INNER_STEPS",
     "ChainTuning",
     "choose",
     "critical_friction",
+    "inner_steps",
     "largest_learning_rate",
     "score",
     "smallest_friction",
@@ -32,6 +34,8 @@ MAX_LEARNING_RATE = 0.25  # ε = ½ posterior sd: the curvature may grow 16-fold
 FARTHEST_LEARNING_RATE = 1.0  # where it is known that the curvature hardly grows within reach
 UNKNOWN_NOISE = 0.25  # share of the noise that a noise estimate or a thermostat may miss
 FIXED_ROWS = 50  # that cost as much as all else in a step
+MOST_INNER_STEPS, FEWEST_INNER_STEPS = 10, 3  # in a draw
+RELAXED = 4.0  # times of relaxation after which the next draw hardly depends on this one
 MIN_FRICTION = 0.01  # the least that Chen et al. use
 
 
@@ -186,3 +190,15 @@ def score(tuning) -> float:
     points = 1 + (tuning.order > 0)
     cost = points if tuning.rows is None else FIXED_ROWS + points * tuning.rows
     return tuning.rate / cost
+
+
+def inner_steps(tuning) -> int:
+    """Inner steps in a draw: with second-order control variates no more than make draws independent.
+
+    A handful of rows costs less than what PyMC does for a draw; steps of first order are as many as
+    ever, so that a draw costs little beside them.
+    """
+    if tuning is None or tuning.order < 2 or not 0 < tuning.rate < 1:
+        return MOST_INNER_STEPS
+    n = math.ceil(RELAXED / -math.log1p(-tuning.rate) - 1e-6)
+    return min(max(n, FEWEST_INNER_STEPS), MOST_INNER_STEPS)

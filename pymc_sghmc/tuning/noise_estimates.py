@@ -36,11 +36,8 @@ class GivenNoise:
 
     def __init__(self, beta_hat, is_known=True):
         self._beta_hat, self._is_known = beta_hat, is_known
-
-    @property
-    def least_friction(self) -> float:
-        """The least α at which noise needs no negative variance: α ≥ β̂."""
-        return float(np.max(self._beta_hat))
+        # the least α at which noise needs no negative variance: α ≥ β̂
+        self.least_friction = float(np.max(beta_hat))
 
     def checked(self, gradient, preconditioner):
         """Return the estimate for this gradient, if it serves there."""
@@ -69,7 +66,7 @@ class GivenNoise:
 
     def share(self, beta_hat, eta, alpha, measured) -> float:
         """Largest β̂/α over the unknowns; NaN where nothing is known of the noise."""
-        return float(np.max(beta_hat)) / alpha if self._is_known else np.nan
+        return self.least_friction / alpha if self._is_known else np.nan
 
 
 class TunedNoise:
@@ -79,7 +76,7 @@ class TunedNoise:
     is_tuned = True
 
     def __init__(self):
-        self._known = (None, None, None)  # V̂, (η, α) and their β̂
+        self._known = (None,) * 4  # V̂, (η, α), their β̂ and its largest entry
 
     def checked(self, gradient, preconditioner):
         """Return the estimate for this gradient: none where its noise lasts over many steps."""
@@ -92,17 +89,18 @@ class TunedNoise:
         """β̂ at this learning rate and friction, at most α."""
         if tuning is None:  # an exact gradient
             return 0.0
-        noise, settings, beta_hat = self._known
+        noise, settings, beta_hat, _ = self._known
         if noise is not tuning.noise or settings != (eta, alpha):
             # β̂ = ½ηV̂/T: at every temperature exact for eq. 15, and for BAOAB but for a share ηh/4
             V = tuning.noise / (temperature or 1.0)
             beta_hat = np.minimum(0.5 * eta * V, alpha)
-            self._known = tuning.noise, (eta, alpha), beta_hat
+            self._known = tuning.noise, (eta, alpha), beta_hat, float(beta_hat.max())
         return beta_hat
 
     def share(self, beta_hat, eta, alpha, measured) -> float:
         """Largest β̂/α over the unknowns."""
-        return float(np.max(beta_hat)) / alpha
+        *_, known, largest = self._known
+        return (largest if beta_hat is known else float(np.max(beta_hat))) / alpha
 
 
 class NoiseOfEachDraw:

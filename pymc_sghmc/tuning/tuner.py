@@ -234,9 +234,10 @@ class Tuner:
             return False
         setup, T = self.setup, self.settings.temperature
         limit = (4 * math.sqrt(theta.size) + 10) * math.sqrt(T)
-        if setup.phi is not None:
-            return not np.linalg.norm(state.position - setup.phi) < limit
-        return not self.setups.radius(theta) < limit
+        if setup.phi is None:
+            return not self.setups.radius(theta) < limit
+        shift = state.position - setup.phi
+        return not shift @ shift < limit**2
 
     def _has_moved(self, tuning, mean) -> bool:
         """Whether the mean of the draws has left the centre, or other unknowns their values."""

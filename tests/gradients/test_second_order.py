@@ -24,7 +24,9 @@ from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.expansion import fitted
 from pymc_sghmc.gradients.second_order import SecondOrder, second_order
 from pymc_sghmc.loaders import ArrayLoader
+from pymc_sghmc.rows.orders import ByLeverage, FewByLeverage
 from pymc_sghmc.tuning import setup
+from pymc_sghmc.tuning.budget import ChainTuning, inner_steps
 
 N = 40
 rng = np.random.default_rng(0)
@@ -521,3 +523,47 @@ def test_words_for_other_batch_sizes():
         logistic()
         with pytest.raises(ValueError, match=r"batch_size='all': must be a whole number"):
             SGHMC(batch_size="all", compile_kwargs=FAST)
+
+
+# --- Inner steps in a draw
+
+
+def test_a_draw_has_as_many_steps_as_make_it_independent():
+    def drawn(**settings):
+        step = step_of(**settings)
+        [statistics] = step.step(start_of(step))[1]
+        made = step.chain.n_updates
+        assert statistics["draw_weight"] == pytest.approx(made * statistics["learning_rate"])
+        return step, made
+
+    step, made = drawn()
+    tuning = step.chain.tuning
+    assert made == inner_steps(tuning) < 10
+    # the mean has forgotten all but a fiftieth of where it was
+    assert (1 - tuning.rate) ** made < 0.02 < (1 - tuning.rate) ** (made - 2)
+    assert drawn(n_steps=7)[1] == 7
+    assert drawn(learning_rate=1e-5)[1] == 10  # a schedule may count steps
+
+
+@pytest.mark.parametrize(
+    ("rate", "n"), [(0.999, 3), (1.0, 10), (0.64, 4), (0.39, 9), (0.01, 10), (-np.inf, 10)]
+)
+def test_number_of_steps_is_within_its_limits(rate, n):
+    tuning = ChainTuning(2, np.zeros(1), [], rate=rate)
+    assert inner_steps(tuning) == n
+    assert inner_steps(tuning._replace(order=1)) == inner_steps(None) == 10
+
+
+@pytest.mark.parametrize("order", [ByLeverage, FewByLeverage])
+def test_rows_come_up_as_often_as_their_leverage_says(order):
+    data = built(logistic)[0].data
+    n, k = data.n_rows[0], 40_000
+    found = order(data, [np.arange(n, dtype=float) ** 2])
+    [drawn] = found.draw(np.random.default_rng(5), None, k)[0].drawn
+    expected = k * data.batch_sizes[0] * found.counts[0] / found.pools[0].size
+    counts = np.bincount(drawn.ravel(), minlength=n)
+    assert drawn.shape == (k, data.batch_sizes[0]) and drawn.dtype == np.int64
+    # five standard errors of a binomial for each row
+    assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
+    weights = found.weights((np.arange(n),))[0] * n  # of one row, of n
+    np.testing.assert_allclose(weights * found.counts[0], found.pools[0].size)
