@@ -1,0 +1,313 @@
+"""Second-order control variates on models that are made to break them: are chains lost silently?
+
+    python tests/benchmarks/adversaries.py [--name cauchy few_100 ...] [--seeds 100] [--inner 100000]
+        [--set gradient=control_variates ...] [--markdown]
+
+A step, ``SGHMC(batch_size="auto", gradient="second_order")`` unless ``--set`` says otherwise, is
+built once a model and makes chains with the seeds 0, 1, 2, …: 300 tuning draws of 10 inner steps,
+then ``--inner`` inner steps, 50 a draw. Models, which are synthetic, and the importance sampling
+that they are held against are in tests/hard_models.py; what "lost" means is in tests/lost_chains.py.
+
+Prints one line of JSON and with ``--markdown`` a table; each model goes to standard error as soon as
+it is there. Means and sds are on the unconstrained scale and in units of the posterior's sds.
+"Pooled" is the largest error over the unknowns of the mean over all chains, with the standard error
+that chains among each other and the reference have; "by chain" the largest in any chain, and the
+largest in units of the chain's own Monte Carlo error. "Told" counts chains with a warning after
+tuning, an error, or a log line, "while tuning" those that were told to go on with first order; both
+are words, so that a lost chain with neither is lost silently. Lost after nothing but the words while
+tuning is counted by itself. T_conf is the mean over chains beside tr(P⁻¹Σ)/d, which is what it
+should be where the posterior P is a Gaussian, and those and the verdict of `check_bias` for the
+first four chains stand together. V is the variance of the gradient in units of the posterior's
+curvature with the rows in use, one and two sds from the centre, as the set-up found it.
+"""
+
+import os
+
+os.environ.update(
+    dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+)
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import sys
+import time
+import warnings
+
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.23 announces ArviZ 1 at import.
+    import xarray as xr
+
+    from hard_models import MODELS, posterior
+    from lost_chains import logged, lost, run_chain, worst
+    from untouched import rounded, setting
+
+    from pymc_sghmc import SGHMC
+    from pymc_sghmc.compat import inference_data
+    from pymc_sghmc.diagnostics import check_bias, configurational_temperature
+    from pymc_sghmc.diagnostics.temperatures import temperature_warnings
+
+FEW = 4  # chains that a user would have
+DEFAULTS = {"batch_size": "auto", "gradient": "second_order"}
+
+
+def run(name, settings, n_seeds, n_inner):
+    """One row: all chains on one model."""
+    hard, began = MODELS[name](), time.perf_counter()
+    row = {"N": hard.n_rows, "d": hard.d}
+    try:
+        with logged() as log, hard.model:
+            step = SGHMC(**settings)
+    except ValueError as error:
+        return row | {"refused": str(error).split(". ")[0]}
+    built = time.perf_counter() - began
+    right, start = posterior(hard), hard.model.initial_point()
+    reference = [(right.error / right.sd).max(), right.sd_error.max(), right.effective]
+    began = time.perf_counter()
+    chains = [run_chain(step, start, seed, n_inner) for seed in range(n_seeds)]
+    row |= {
+        "seconds": rounded(built, (time.perf_counter() - began) / n_seeds),
+        "reference_errors": rounded(*reference),
+        "told_when_built": log,
+        **noise_of(step, chains),
+        **judged(chains, right),
+    }
+    few = [chain for chain in chains if chain.draws.size and not chain.failed][:FEW]
+    return row | ({} if len(few) < FEW else few_chains(hard, few, right))
+
+
+def noise_of(step, chains):
+    """What the first set-up found of second order, with the rows that chains had."""
+    step.begin_chain(np.random.default_rng(0))
+    tuning, setup = step.tuner.prepare(), step.tuner.setup
+    row = {
+        "centre_is_mode": setup.centre.is_mode,
+        "limit": setup.limit,
+        "far_at_500": setup.far_noise,
+    }
+    if tuning.order == 2:
+        V = float(tuning.noise.max())
+        far = setup.far_noise * V / float(setup.noise.second_order.max() or 1.0)
+        row["V"] = rounded(V, far)
+    row["far_at_500"] = rounded(setup.far_noise)[0]
+    row["orders"] = counted(chain.order for chain in chains)
+    row["rows"] = counted(chain.rows for chain in chains)
+    row["learning_rate"] = rounded(*np.quantile([c.learning_rate for c in chains], [0, 1]))
+    return row
+
+
+def judged(chains, right):
+    found = [worst(chain, right) for chain in chains]
+    is_lost = [lost(errors) for errors in found]
+    of_lost = [one(chain, errors) for chain, errors, yes in zip(chains, found, is_lost) if yes]
+    texts = dict.fromkeys(text for c in chains for text in (*c.told_while_tuning, *c.told))
+    row = {
+        "chains": len(chains),
+        "told_while_tuning": sum(bool(chain.told_while_tuning) for chain in chains),
+        "told": sum(bool(chain.told) for chain in chains),
+        "failed": sum(chain.failed for chain in chains),
+        "lost": len(of_lost),
+        "lost_but_for_words_while_tuning": sum(
+            yes and not chain.told for chain, yes in zip(chains, is_lost)
+        ),
+        "silently_lost": sum(
+            yes and not (chain.told or chain.told_while_tuning)
+            for chain, yes in zip(chains, is_lost)
+        ),
+        "lost_chains": of_lost[:20],
+        "texts": [" ".join(text.split()) for text in texts],
+        "radius": rounded(np.nanmax([chain.radius for chain in chains]))[0],
+    }
+    found = [errors for errors in found if errors]
+    if not found:
+        return row
+    by = {key: np.array([errors[key] for errors in found]) for key in found[0]}  # (chain, d)
+    n = len(found)
+    mean, variance = by["mean"].mean(axis=0), np.mean(by["sd"] ** 2 + by["mean"] ** 2, axis=0)
+    pooled_mean = pooled(mean, by["mean"].std(axis=0, ddof=1) / n**0.5, right.error / right.sd)
+    spread = (by["sd"] ** 2 + by["mean"] ** 2).std(axis=0, ddof=1) / n**0.5 / 2
+    pooled_sd = pooled(np.sqrt(variance) - 1, spread, right.sd_error)
+    kept = [chain for chain, errors in zip(chains, found) if errors]
+    heat = [chain.temperatures.mean() for chain in kept]
+    inverse = np.linalg.inv(right.covariance)
+    traces = [trace(chain.draws - right.mean, inverse) for chain in kept]
+    return row | {
+        "pooled_mean": pooled_mean,
+        "pooled_sd": pooled_sd,
+        "chain_mean": rounded(np.abs(by["mean"]).max(), (np.abs(by["mean"]) / by["mean_mc"]).max()),
+        "chain_sd": rounded(
+            by["sd"].min(), by["sd"].max(), (np.abs(by["sd"] - 1) / by["sd_mc"]).max()
+        ),
+        "temperature": rounded(np.mean(heat), np.std(heat, ddof=1) / n**0.5, *extremes(heat)),
+        "trace": rounded(np.mean(traces), np.std(traces, ddof=1) / n**0.5, *extremes(traces)),
+        "correlation": rounded(np.corrcoef(heat, traces)[0, 1])[0],
+    }
+
+
+def one(chain, errors):
+    """What there is to know of a lost chain."""
+    row = {
+        "seed": chain.seed,
+        "order": chain.order,
+        "rows": chain.rows,
+        "learning_rate": chain.learning_rate,
+        "told_while_tuning": bool(chain.told_while_tuning),
+        "told": [text[:80] for text in chain.told],
+        "radius": rounded(chain.radius)[0],
+        "temperature": rounded(np.mean(chain.temperatures) if chain.draws.size else np.nan)[0],
+    }
+    if errors:
+        i, j = np.argmax(np.abs(errors["mean"])), np.argmax(np.abs(np.log(errors["sd"])))
+        row["mean"] = rounded(errors["mean"][i], errors["mean_mc"][i])
+        row["sd"] = rounded(errors["sd"][j], errors["sd_mc"][j])
+    return row
+
+
+def few_chains(hard, chains, right):
+    """What a user with four of the chains would be told by the thermometer and by `check_bias`."""
+    draws = np.array([chain.draws for chain in chains])  # (chain, draw, d)
+    variables, at, rvs = {}, 0, hard.model.rvs_to_transforms
+    for value in hard.model.continuous_value_vars:
+        rv = hard.model.values_to_rvs[value]
+        shape = hard.model.initial_point()[value.name].shape
+        x = draws[..., at : at + int(np.prod(shape))].reshape(*draws.shape[:2], *shape)
+        at += int(np.prod(shape))
+        dims = ("chain", "draw", *[f"{rv.name}_{i}" for i in range(len(shape))])
+        variables[rv.name] = (dims, x if rvs[rv] is None else np.exp(x))
+    dims = ("chain", "draw")
+    statistics = {
+        "configurational_temperature": (dims, np.array([c.temperatures for c in chains])),
+        "target_temperature": (dims, np.ones(draws.shape[:2])),
+        "draw_weight": (dims, np.array([chain.weights for chain in chains])),
+    }
+    coords = {"chain": range(len(chains)), "draw": range(draws.shape[1])}
+    datasets = {
+        "posterior": xr.Dataset(variables, coords),
+        "sample_stats": xr.Dataset(statistics, coords),
+    }
+    idata = inference_data(datasets)
+    [mean], [error] = configurational_temperature(idata)
+    flat = (draws - right.mean).reshape(-1, hard.d)
+    with logged():
+        report = check_bias(
+            idata, hard.model, n_draws=10 * hard.d + 200, compile_kwargs={"mode": "FAST_COMPILE"}
+        )
+    return {
+        "few": {
+            "temperature": rounded(mean, error),
+            "trace": rounded(trace(flat, np.linalg.inv(right.covariance)))[0],
+            "warned": [warning.message for warning in temperature_warnings(idata)],
+            "check_bias": "biased" if report.biased else "no bias seen",
+        }
+    }
+
+
+def trace(shift, inverse):
+    """tr(P⁻¹Σ)/d, Σ about the right mean."""
+    return float(np.einsum("ni,ij,nj->", shift, inverse, shift) / shift.size)
+
+
+def pooled(error, mc, reference):
+    mc = np.hypot(mc, reference)
+    i, j = int(np.argmax(np.abs(error))), int(np.argmax(np.abs(error) / mc))
+    return rounded(error[i], mc[i], error[j] / mc[j])
+
+
+def extremes(values):
+    return np.min(values), np.max(values)
+
+
+def counted(values):
+    values, counts = np.unique([str(value) for value in values], return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--name", nargs="+", default=list(MODELS), choices=MODELS, metavar="NAME")
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--inner", type=int, default=100_000)
+    parser.add_argument("--set", nargs="+", default=[], type=setting, metavar="KEY=VALUE")
+    parser.add_argument("--markdown", action="store_true", help="print a table as well")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    settings, runs = DEFAULTS | dict(args.set), {}
+    for name in args.name:
+        runs[name] = run(name, settings, args.seeds, args.inner)
+        print(json.dumps({name: runs[name]}), file=sys.stderr, flush=True)
+    packages = "numpy", "pymc", "pytensor", "arviz", "numba", "pymc-sghmc"
+    result = {
+        "benchmark": "adversaries",
+        "arguments": settings,
+        "seeds": args.seeds,
+        "inner": args.inner,
+        "runs": runs,
+        "versions": {
+            "python": platform.python_version(),
+            **{package: importlib.metadata.version(package) for package in packages},
+        },
+    }
+    print(json.dumps(result))
+    if args.markdown:
+        print(f"\n{markdown(result)}")
+
+
+def markdown(result):
+    titles = "N, d, rows, η, order at the end, V at 1 and 2 sds, while tuning, told, ended, lost, "
+    titles += "silently, pooled mean, pooled sd − 1, mean by chain, in own errors, sd by chain, "
+    titles += "T_conf, trace, four chains: T_conf, trace, check_bias"
+    titles = ["", *titles.split(", ")]
+    lines = ["| " + " | ".join(titles) + " |", "|---" + "|---:" * (len(titles) - 1) + "|"]
+    for name, row in result["runs"].items():
+        cells = [name, f"{row['N']:,}", row["d"]]
+        if "refused" in row:
+            cells += [f"refused: {row['refused']}", *[""] * (len(titles) - 4)]
+        else:
+            few = row.get("few", {"temperature": [], "trace": "", "check_bias": ""})
+            cells += [words(row["rows"]), span(row["learning_rate"]), words(row["orders"])]
+            cells += [", ".join(map(str, row.get("V", ["", ""]))), row["told_while_tuning"]]
+            cells += [row["told"], row["failed"], row["lost"], row["silently_lost"]]
+            for key in ("pooled_mean", "pooled_sd"):
+                error, mc, _ = row.get(key, [np.nan] * 3)
+                cells.append(f"{error:+.3f} ± {mc:.3f}")
+            cells += row.get("chain_mean", ["", ""])
+            cells += [span(row.get("chain_sd", [])[:2])]
+            for key in ("temperature", "trace"):
+                cells.append(plus_minus(row.get(key, [])[:2]))
+            cells += [plus_minus(few["temperature"]), few["trace"], few["check_bias"]]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    settings = ", ".join(f"{key}={value}" for key, value in result["arguments"].items())
+    lines += [
+        "",
+        f"SGHMC({settings}), {result['seeds']} chains of {result['inner']:,} inner steps. {versions}.",
+    ]
+    return "\n".join(lines)
+
+
+def words(counts):
+    return (
+        ", ".join(f"{key}: {n}" for key, n in counts.items())
+        if len(counts) > 1
+        else next(iter(counts))
+    )
+
+
+def span(pair):
+    return " to ".join(map(str, pair)) if len(set(pair)) > 1 else str(*pair[:1])
+
+
+def plus_minus(pair):
+    return " ± ".join(map(str, pair))
+
+
+if __name__ == "__main__":
+    main()
