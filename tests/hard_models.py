@@ -167,7 +167,7 @@ def _negative_binomial(heavy):
             prior = -np.log1p(np.square(alpha / 10)) if heavy else -0.1 * alpha
             return rows + prior - 0.5 * np.square(m / 5) + log_alpha
 
-        return Hard(model, log_density, values.size, 2)
+        return Hard(model, log_density, n, 2)
 
     return make
 

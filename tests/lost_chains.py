@@ -14,10 +14,13 @@ from typing import NamedTuple
 
 import arviz as az
 import numpy as np
+import xarray as xr
 
 from pymc.exceptions import SamplingError
 
-__all__ = ["Ended", "logged", "lost", "run_chain", "worst"]
+from pymc_sghmc.compat import inference_data
+
+__all__ = ["Ended", "as_inference_data", "logged", "lost", "run_chain", "trace", "worst"]
 
 SHIFT, ERRORS, SDS = 0.5, 5, (0.7, 1.4)
 TUNE, TUNE_STEPS = 300, 10  # draws, and inner steps in each
@@ -105,7 +108,7 @@ def run_chain(step, start, seed, n_inner, n_steps=50) -> Ended:
 def worst(ended, posterior) -> dict:
     """Errors of a chain's means and sds in each unknown, and their Monte Carlo errors."""
     x = ended.draws
-    if len(x) < 10 or not np.isfinite(x).all():
+    if len(x) < 10 or not np.abs(x).max() < 1e100:  # or NaN
         return {}
     squares = np.square(x - x.mean(axis=0))
     sd = np.sqrt(squares.mean(axis=0))
@@ -126,6 +129,39 @@ def lost(errors) -> bool:
     is_off = np.abs(errors["mean"]) > SHIFT + ERRORS * errors["mean_mc"]
     is_wide = (errors["sd"] < SDS[0]) | (errors["sd"] > SDS[1])
     return bool((is_off | is_wide).any())
+
+
+def trace(draws, posterior) -> float:
+    """tr(P⁻¹Σ)/d of the posterior's covariance P, Σ about the right mean."""
+    shift = draws - posterior.mean
+    return float(np.mean(shift * np.linalg.solve(posterior.covariance, shift.T).T))
+
+
+def as_inference_data(model, chains):
+    """Chains together as ``pm.sample`` returns them, for the diagnostics of finished runs."""
+    draws, dims, at, variables = (
+        np.array([chain.draws for chain in chains]),
+        ["chain", "draw"],
+        0,
+        {},
+    )
+    for value in model.continuous_value_vars:
+        rv, shape = model.values_to_rvs[value], model.initial_point()[value.name].shape
+        size = int(np.prod(shape))
+        x = draws[..., at : at + size].reshape(*draws.shape[:2], *shape)
+        x = x if model.rvs_to_transforms[rv] is None else np.exp(x)  # there are no others here
+        variables[rv.name] = ([*dims, *[f"{rv.name}_{i}" for i in range(len(shape))]], x)
+        at += size
+    statistics = {
+        "configurational_temperature": np.array([chain.temperatures for chain in chains]),
+        "target_temperature": np.ones(draws.shape[:2]),
+        "draw_weight": np.array([chain.weights for chain in chains]),
+    }
+    coords = {"chain": range(draws.shape[0]), "draw": range(draws.shape[1])}
+    statistics = {name: (dims, x) for name, x in statistics.items()}
+    return inference_data(
+        {"posterior": xr.Dataset(variables, coords), "sample_stats": xr.Dataset(statistics, coords)}
+    )
 
 
 def _error(x):
