@@ -211,8 +211,7 @@ def posterior(hard, seed=0) -> Posterior:
             w = np.sqrt(w) / np.sqrt(w).sum()
         mean = w @ x
         covariance = (x - mean).T * w @ (x - mean)
-    sd = np.sqrt(np.diag(covariance))
-    z = (x - mean) / sd
+    z = (x - mean) / (sd := np.sqrt(np.diag(covariance)))
     error = sd * np.sqrt(np.square(w) @ np.square(z))
     sd_error = np.sqrt(np.square(w) @ np.square(np.square(z) - 1)) / 2
     return Posterior(mean, sd, covariance, error, sd_error, effective)
