@@ -18,9 +18,10 @@ tuning, an error, or a log line, "while tuning" those that were told to go on wi
 "built" says whether building the step logged a warning, for all chains; a lost chain with none of
 these is lost silently, whatever the thermometer says at the end of a run of four chains, which is
 "warned" in the JSON. Lost after nothing but the words while tuning is counted by itself.
-T_conf is the mean over chains beside tr(P⁻¹Σ)/d, which is what it should be where the posterior P is a Gaussian, and those and the verdict of `check_bias` for the
-first four chains stand together. V is the variance of the gradient in units of the posterior's
-curvature with the rows in use, one and two sds from the centre, as the set-up found it.
+T_conf is the mean over chains beside tr(P⁻¹Σ)/d, which is what it should be where the posterior,
+of covariance P, is a Gaussian; both and the verdict of `check_bias` for the first four chains stand
+together. V is the variance of the gradient in units of the posterior's curvature with the rows that
+a chain begins with, one and two sds from the centre, as the first set-up found it.
 """
 
 import os
