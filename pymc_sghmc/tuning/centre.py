@@ -14,11 +14,14 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.sparse.linalg import LinearOperator, eigsh
 
+from pymc_sghmc.tuning.mass import centre_of_mass, lower
+
 __all__ = ["MAX_DENSE", "Centre", "find_centre", "largest_curvature"]
 
 MAX_DENSE = 1000  # above, d² numbers cost more than the gradient of a usual minibatch
 SUBSET_ROWS = 50_000  # that the optimiser works on first, and that tell the curvature
 FISHER_ROWS = 30_000  # at most, for the Fisher information: groups with few rows must come up
+PATIENCE = 1  # rounds after which the mode is no good centre, and a centre of mass is looked for
 ROUNDS = 8  # of curvature and optimiser; two suffice where the posterior is near a Gaussian
 WIDEN = 100  # the most by which a new look at the curvature may widen a scale
 STEEP = 1.0  # slope of log p over one posterior sd that no mode has
@@ -70,6 +73,7 @@ def find_centre(
         if optimise:
             x, _, _ = _climb(counted, x, factor, counted.subset, maxiter=50)
         return Centre(x, factor, counted.passes)
+    mass = None
     for i in range(ROUNDS):
         # Curvature at the point itself and, where that doesn't fit, over one sd on either side.
         values, vectors = _curvature(counted, x, factor, step=1.0 if i else None)
@@ -83,14 +87,20 @@ def find_centre(
         is_mode = values[0] >= positive.min() and moved < 1 and _fits(counted, x, factor)
         if is_mode:
             break
+        if optimise and i == PATIENCE:
+            mass = centre_of_mass(counted, np.array(start, dtype=float))
+            if mass is not None and mass.is_near:
+                return Centre(mass.position, mass.factor, counted.passes)
     if optimise and counted.subset is not None:
         x, _, _ = _climb(counted, x, factor, None, maxiter=20)
-    factor = _lower(factor)
+    factor = lower(factor)
     # The gradient is zero at a mode and not on the way down a funnel, where no mode is.
     slope = (
         np.abs(factor.T @ counted(x, counted.subset)[1]).max() if counted.subset is None else 0.0
     )
     is_mode = not optimise or (is_mode and slope < STEEP and _fits(counted, x, factor))
+    if mass is not None and not is_mode:  # that is in the bulk, and not on the way to nowhere
+        return Centre(mass.position, mass.factor, counted.passes, False)
     return Centre(x, factor, counted.passes, bool(is_mode))
 
 
@@ -109,11 +119,10 @@ class _Counted:
                 np.arange(n) if n <= n_rows else np.unique(rng.integers(n, size=n_rows))
                 for n in at_hand
             )
-        total = sum(data.n_rows)
-        self.share = sum(map(len, self.subset)) / total if self.subset else 1.0
+        self.n_rows = sum(data.n_rows)
 
     def __call__(self, x, subset):
-        self.passes += 1.0 if subset is None else self.share
+        self.passes += 1.0 if subset is None else sum(map(len, subset)) / self.n_rows
         position = x.astype(self.dtype)
         with np.errstate(all="ignore"):
             logp, grad = self.over.log_density(position, subset)
@@ -179,12 +188,6 @@ def _fits(counted, x, factor) -> bool:
 def _positive(values, widen):
     """Curvatures for a factor: those of a saddle or a plain are made positive, within reason."""
     return np.maximum(np.abs(values), max(1e-8 * values.max(), widen**-2, 1e-300))
-
-
-def _lower(factor):
-    """Lower triangular L with LLᵀ the same, by QR, which bears any condition number."""
-    upper = np.linalg.qr(factor.T, mode="r")
-    return upper.T * np.where(np.diag(upper) < 0, -1.0, 1.0)
 
 
 def _as_matrix(factor):

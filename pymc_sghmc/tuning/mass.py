@@ -1,0 +1,171 @@
+"""A centre of mass: the Gaussian nearest to a posterior whose mode isn't where its mass is.
+
+The joint mode of a hierarchical model sits in the neck of a funnel, or at a scale of zero. The mean of
+the Gaussian that variational inference fits lies in the bulk. Knows passes over the data and SciPy, no
+samplers.
+"""
+
+import math
+
+from typing import NamedTuple
+
+import numpy as np
+
+from scipy.optimize import minimize
+
+__all__ = ["Mass", "centre_of_mass"]
+
+N_PAIRS = 4  # of draws ±z; pairs make the mean exact where the posterior is symmetric
+ROWS_PER_UNKNOWN = 4  # in a share of the rows; with fewer each draw sees all of them
+ROUNDS = 8  # of Newton's
+NEAR = 0.1  # sds in every direction by which the last of them may move
+FAR = 2.0  # sds by which one may
+FLAT = 0.05  # least curvature, of that of the coordinates so far, that is believed
+WIDEST = 12.0  # logarithm of a scale over its first guess: nothing is known of it there
+ROUGH = 0.8  # r.m.s. of the force that a Gaussian doesn't have, in sds, above which it is none
+
+
+class Mass(NamedTuple):
+    """A Gaussian near the posterior."""
+
+    position: np.ndarray  # its mean, (d,)
+    factor: np.ndarray  # L with its covariance LLᵀ, (d, d)
+    is_near: bool  # whether the search ended, and the posterior resembles it
+
+
+def centre_of_mass(counted, start) -> Mass | None:
+    """Fit a Gaussian to the posterior, from ``start``; None where there is nothing to go by.
+
+    First its mean and the scale of each unknown, with the same few draws throughout so that L-BFGS
+    has a function to minimise (Giordano, Ingram & Broderick 2024), each draw on a share of the rows
+    of its own. Then Newton's method for the mean gradient over the Gaussian to be zero, with the
+    mean curvature over it, which are what the best Gaussian has.
+
+    Parameters
+    ----------
+    counted : callable
+        Log-density and gradient at a point over a subset of the rows, which it counts.
+    start : array of shape (d,)
+    """
+    d = start.size
+    half = np.random.default_rng(0).standard_normal((N_PAIRS, d))
+    z = np.concatenate([half, -half])
+    shares = _shares(counted, len(z), d)
+    m, s = _mean_field(counted, shares, start, z)
+    if m is None:
+        return None
+    factor, moved = np.diag(s), np.inf
+    for _ in range(ROUNDS):
+        factor = _rescaled(counted, shares, m, factor, z)
+        m, moved = _nearer(counted, counted.subset, m, factor, z)
+        if not NEAR <= moved < math.inf:
+            break
+    for _ in range(ROUNDS if counted.subset is not None else 0):  # the mean of all rows is another
+        m, moved = _nearer(counted, None, m, factor, z)
+        if not NEAR <= moved < math.inf:
+            break
+    rough = _roughness(counted, m, factor, z)
+    return Mass(m, factor, bool(moved < NEAR and rough < ROUGH))
+
+
+def lower(factor):
+    """Lower triangular L with LLᵀ the same, by QR, which bears any condition number."""
+    upper = np.linalg.qr(factor.T, mode="r")
+    return upper.T * np.where(np.diag(upper) < 0, -1.0, 1.0)
+
+
+def _shares(counted, n_draws, d) -> list:
+    """Rows for each draw: a part of them of its own where there are many for each unknown."""
+    subset = counted.subset
+    if subset is None:
+        subset = tuple(np.arange(n) for n in counted.over.data.n_at_hand)
+    if not subset or min(map(len, subset)) < n_draws * ROWS_PER_UNKNOWN * d:
+        return [counted.subset] * n_draws
+    rng = np.random.default_rng(1)
+    parts = [np.array_split(rng.permutation(rows), n_draws) for rows in subset]
+    return [tuple(map(np.sort, share)) for share in zip(*parts, strict=True)]
+
+
+def _mean_field(counted, shares, start, z):
+    """Mean and scales of the best Gaussian with independent unknowns, or None."""
+    scale = _first_scales(counted, start)
+    d = start.size
+
+    def energy(p):
+        mu, rho = p[:d], p[d:]
+        s = np.exp(rho)
+        value, slopes = 0.0, np.zeros(2 * d)
+        for draw, share in zip(z, shares, strict=True):
+            logp, grad = counted(start + scale * (mu + s * draw), share)
+            if not (math.isfinite(logp) and np.isfinite(grad).all()):
+                return 1e100, np.zeros_like(p)  # sends the line search back
+            grad = scale * grad
+            value -= logp / len(z)
+            slopes -= np.concatenate([grad, grad * s * draw]) / len(z)
+        slopes[d:] -= 1.0
+        return value - rho.sum(), slopes
+
+    for shrink in (1.0, 0.1, 0.01, 1e-3):
+        p = np.concatenate([np.zeros(d), np.full(d, math.log(0.3 * shrink))])
+        first = energy(p)[0]
+        if first < 1e100:
+            break
+    else:
+        return None, None
+    found = minimize(
+        energy,
+        p,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(None, None)] * d + [(-WIDEST, WIDEST)] * d,
+        options={"maxiter": 400, "maxcor": 20, "gtol": 0.0, "ftol": 1e-2 / max(1.0, abs(first))},
+    )
+    if (
+        np.abs(found.x[d:]).max() == WIDEST
+    ):  # a flat direction, or one in which it shrinks to a point
+        return None, None
+    return start + scale * found.x[:d], scale * np.exp(found.x[d:])
+
+
+def _first_scales(counted, start):
+    """1/√|curvature| of each unknown at the start, (d,), by random signs (Hutchinson)."""
+    rng, step, total = np.random.default_rng(2), 1e-4, np.zeros(start.size)
+    _, here = counted(start, counted.subset)
+    for _ in range(10):
+        signs = rng.choice([-1.0, 1.0], size=start.size)
+        total += signs * (here - counted(start + step * signs, counted.subset)[1]) / step / 10
+    total = np.abs(np.nan_to_num(total))
+    return 1 / np.sqrt(np.maximum(total, 1.0))
+
+
+def _rescaled(counted, shares, m, factor, z):
+    """Return L with LᵀH̄L = 1, H̄ the mean of the Hessian of −log p over the draws, by differences."""
+    step, d = 1e-3 if counted.dtype == np.float64 else 3e-2, m.size
+    hessian = np.zeros((d, d))
+    for draw, share in zip(z, shares, strict=True):
+        x = m + factor @ draw
+        _, here = counted(x, share)
+        columns = [here - counted(x + step * u, share)[1] for u in factor.T]
+        hessian += factor.T @ np.column_stack(columns) / step / len(z)
+    if not np.isfinite(hessian).all():
+        return factor
+    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
+    # a negative one says nothing of the width: there the scale stays what it was
+    values = np.where(values > FLAT, values, np.where(values < 0, 1.0, FLAT))
+    return lower(factor @ (vectors / np.sqrt(values)))  # the same root in each round
+
+
+def _nearer(counted, subset, m, factor, z):
+    """Newton's step to a mean gradient of zero, and how long it would have been, in sds."""
+    gradient = np.mean([counted(m + factor @ draw, subset)[1] for draw in z], axis=0)
+    step = factor.T @ gradient
+    moved = np.abs(step).max()
+    if not math.isfinite(moved):
+        return m, math.inf
+    return m + factor @ (step * min(1.0, FAR / max(moved, FAR))), moved
+
+
+def _roughness(counted, m, factor, z) -> float:
+    """How much the force at the draws differs from a Gaussian's, −z, in the worst direction."""
+    forces = [factor.T @ counted(m + factor @ x, counted.subset)[1] for x in z]
+    return float(np.sqrt(np.mean(np.square(np.add(forces, z)), axis=0).max()))

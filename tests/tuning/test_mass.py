@@ -1,0 +1,162 @@
+"""The centre of mass: exact where that is known, found where no mode is, and refused where there is none."""
+
+import math
+
+import arviz as az
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from modes import QUIET, C
+from scipy.special import logsumexp
+from targets import gradient_of
+
+from pymc_sghmc import SGHMC
+from pymc_sghmc.tuning import centre, mass
+from pymc_sghmc.tuning.centre import find_centre
+from pymc_sghmc.tuning.mass import NEAR, centre_of_mass
+
+GROUPS, ROWS, SIGMA = 40, 5, 1.0  # of the hierarchical model
+rng = np.random.default_rng(4)
+MEANS = rng.normal(1.0, 0.8, GROUPS) + rng.normal(0, SIGMA / ROWS**0.5, GROUPS)  # of the rows
+
+
+def counted_of(model, batch_size=None):
+    return centre._Counted(gradient_of(model, batch_size).passes)
+
+
+def potential(energy, d):
+    with pm.Model() as model:
+        x = pm.Flat("x", shape=d)
+        pm.Potential("energy", -energy(x))
+    return model
+
+
+def hierarchy(form):
+    """Rows of 40 groups whose means alone matter: μ + u_g, u ~ N(0, τ)."""
+    residuals = rng.standard_normal((ROWS, GROUPS))
+    residuals -= residuals.mean(axis=0)
+    with pm.Model() as model:
+        mu, log_tau = pm.Normal("mu", 0, 2), pm.Normal("log_tau", 0, 1)
+        tau = pm.math.exp(log_tau)
+        group = np.tile(np.arange(GROUPS), ROWS)
+        u = pm.Normal("u", 0, tau, shape=GROUPS) if form == "centred" else None
+        u = tau * pm.Normal("z", 0, 1, shape=GROUPS) if u is None else u
+        pm.Normal("y", mu + u[group], SIGMA, observed=(MEANS + residuals).ravel())
+    return model
+
+
+def exact_log_tau():
+    """Mean and sd of log τ, by quadrature over it: all else is Gaussian."""
+    x = np.linspace(-6, 3, 4001)
+    variance = np.exp(2 * x) + SIGMA**2 / ROWS
+    precision = GROUPS / variance + 1 / 4
+    mean = MEANS.sum() / variance / precision
+    logp = -0.5 * x**2 - 0.5 * GROUPS * np.log(variance) - 0.5 * np.log(precision)
+    logp += -0.5 * np.square(MEANS).sum() / variance + 0.5 * precision * mean**2
+    p = np.exp(logp - logsumexp(logp))
+    mean = p @ x
+    return mean, math.sqrt(p @ (x - mean) ** 2)
+
+
+def test_gaussian_is_found_exactly():
+    A = np.random.default_rng(1).standard_normal((5, 5))
+    scales = np.geomspace(1e-2, 1e2, 5)
+    H, mean = (A @ A.T + np.eye(5)) / np.outer(scales, scales), 3 * scales
+    found = centre_of_mass(
+        counted_of(potential(lambda x: 0.5 * (x - mean) @ H @ (x - mean), 5)), np.zeros(5)
+    )
+    L = found.factor
+    assert found.is_near
+    np.testing.assert_allclose(L, np.tril(L))
+    np.testing.assert_allclose(L.T @ H @ L, np.eye(5), atol=1e-5)
+    shift = found.position - mean
+    assert math.sqrt(shift @ H @ shift) < 1e-3
+
+
+def test_skewed_density_has_the_mean_curvature_and_no_mean_gradient():
+    # Of exp(ax − eˣ) the best Gaussian has E eˣ = a as its precision and for its mean, here with the
+    # mean over draws ±z for E; as their number grows, log a − 1/(2a).
+    a = np.array([1.0, 40.0])
+    model = potential(lambda x: pm.math.exp(x).sum() - (a * x).sum(), 2)
+    found = centre_of_mass(counted_of(model), np.zeros(2))
+    sd, z = a**-0.5, np.random.default_rng(0).standard_normal((mass.N_PAIRS, 2))
+    mean = np.log(a) - np.log(np.cosh(sd * z).mean(axis=0))
+    assert found.is_near
+    assert (np.abs(found.position - mean) < NEAR * sd).all()
+    np.testing.assert_allclose(np.diag(found.factor), sd, rtol=0.1)
+    assert np.abs(mean - np.log(a))[0] > 2 * NEAR * sd[0]  # the mode is elsewhere
+
+
+@pytest.mark.parametrize(
+    "energy",
+    [
+        lambda x: 0.5 * (x[0] - 3) ** 2,  # flat in one direction
+        lambda x: -0.5 * x[0] ** 2 + x[1] ** 2,  # without an end
+        lambda x: x[0] ** 2 / 18 + 4.5 * x[0] + 0.5 * pt.exp(-x[0]) * (x[1:] ** 2).sum(),
+    ],
+    ids=["flat", "improper", "funnel"],
+)
+def test_what_is_no_gaussian_is_not_taken_for_one(energy):
+    found = centre_of_mass(counted_of(potential(energy, 10)), np.full(10, 0.1))
+    assert found is None or not found.is_near
+
+
+def test_nothing_finite_is_nothing_to_go_by():
+    model = potential(lambda x: pt.log(x - 100).sum() + x.sum(), 2)
+    assert centre_of_mass(counted_of(model), np.zeros(2)) is None
+
+
+@pytest.mark.parametrize("form", ["centred", "non-centred"])
+def test_groups_have_their_centre_in_the_bulk(form):
+    counted = counted_of(hierarchy(form))
+    start = np.zeros(GROUPS + 2)
+    found = centre_of_mass(counted, start)
+    mean, sd = exact_log_tau()
+    assert found.is_near
+    assert abs(found.position[1] - mean) < 0.5 * sd  # the nearest Gaussian's mean isn't quite it
+    assert 0.6 < np.linalg.norm(found.factor[1]) / sd < 1.3
+
+
+def test_mean_of_a_subset_is_brought_to_that_of_all_rows(monkeypatch):
+    monkeypatch.setattr(centre, "SUBSET_ROWS", 500)
+    y = np.random.default_rng(5).normal([1.0, -2.0], [0.5, 3.0], size=(4000, 2))
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 10, shape=2)
+        pm.Normal("y", mu, np.array([0.5, 3.0]), observed=y)
+    counted = counted_of(model, 100)
+    found = centre_of_mass(counted, np.zeros(2))
+    sd = np.array([0.5, 3.0]) / math.sqrt(4000)
+    assert (np.abs(found.position - y.mean(axis=0)) < NEAR * sd).all()
+    parts = mass._shares(counted, 8, 2)
+    rows = np.concatenate([share[0] for share in parts])
+    assert len({len(share[0]) for share in parts}) <= 2
+    np.testing.assert_array_equal(np.sort(rows), counted.subset[0])
+    assert mass._shares(counted, 8, 100) == [counted.subset] * 8  # too few for each unknown
+
+
+def test_a_search_without_a_mode_ends_at_the_centre_of_mass(monkeypatch):
+    passes = gradient_of(hierarchy("centred"), None).passes
+    found = find_centre(passes, np.zeros(GROUPS + 2))
+    mean, sd = exact_log_tau()
+    assert found.is_mode and abs(found.position[1] - mean) < 0.5 * sd
+    # without it there is none
+    monkeypatch.setattr(centre, "centre_of_mass", lambda counted, start: None)
+    assert not find_centre(passes, np.zeros(GROUPS + 2)).is_mode
+
+
+def test_untouched_sampler_is_right_on_centred_groups():
+    with hierarchy("centred"):
+        step = SGHMC(batch_size=50, compile_kwargs=C)
+        idata = pm.sample(1000, tune=500, chains=4, cores=2, step=step, random_seed=3, **QUIET)
+    mean, sd = exact_log_tau()
+    z = (idata.posterior["log_tau"].to_numpy() - mean) / sd
+    excess = step.tuner.settings.target_bias  # at most
+    assert error(z) < 0.05
+    assert abs(z.mean()) < 4.5 * error(z)
+    assert -4.5 * error(z**2) < np.mean(z**2) - 1 < excess + 4.5 * error(z**2)
+
+
+def error(x):
+    return float(np.squeeze(az.mcse(x)))
