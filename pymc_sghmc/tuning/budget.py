@@ -99,8 +99,8 @@ class ChainTuning(NamedTuple):
         n = self.n_measured + 1
         return self._replace(n_measured=n, noise=self.noise + (noise - self.noise) * 4 / (n + 3))
 
-    def with_temperature(self, temperature, tolerance):
-        """Take in one draw's; halve the limit of the learning rate where their mean is too hot.
+    def with_temperature(self, temperature, tolerance, stiffness):
+        """Take in one draw's; half the learning rate is the limit where their mean is too hot.
 
         Judged after 32, 64, 128, … draws by the later half and its error from eight batches, so
         that the way from the start and chance don't count.
@@ -111,7 +111,7 @@ class ChainTuning(NamedTuple):
             batches = np.mean(np.reshape(self.temperatures[n // 2 :], (8, -1)), axis=1)
             error = batches.std(ddof=1) / math.sqrt(8)
             if batches.mean() - 1 > 2 * tolerance + 4 * error:
-                limit /= 2
+                limit = min(limit, (self.learning_rate or math.inf) * stiffness) / 2
         return self._replace(limit=limit)
 
 

@@ -163,7 +163,7 @@ class Tuner:
         if not self.gradient.is_exact and tuning.order < 2:  # of second order it is known exactly
             tuning = tuning.with_noise(target.noise_covariance(state.position, rng))
         relative = temperature / (self.settings.temperature or 1.0)
-        tuning = tuning.with_temperature(relative, self.settings.target_bias)
+        tuning = tuning.with_temperature(relative, self.settings.target_bias, self.setup.stiffness)
         if n_tuned < 8 or n_tuned & (n_tuned - 1):
             return tuning, state
         if n_tuned >= 32 and self._has_moved(tuning, mean):

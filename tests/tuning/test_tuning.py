@@ -149,11 +149,11 @@ def test_noise_is_averaged_with_weights_growing_as_the_cube():
     assert tuning.n_measured == 40
 
 
-def limit_after(temperatures, tolerance=0.05):
-    tuning = tuning_of()
+def limit_after(temperatures, tolerance=0.05, learning_rate=None):
+    tuning = tuning_of(learning_rate=learning_rate)
     limits = []
     for temperature in temperatures:
-        tuning = tuning.with_temperature(temperature, tolerance)
+        tuning = tuning.with_temperature(temperature, tolerance, stiffness=2.0)
         limits.append(tuning.limit / MAX_LEARNING_RATE)
     return limits
 
@@ -163,6 +163,12 @@ def test_limit_halves_on_a_hot_sequence_after_32_64_128_draws():
     limits = limit_after(hot)
     assert [i + 1 for i in range(1, 300) if limits[i] != limits[i - 1]] == [32, 64, 128, 256]
     assert limits[-1] == 1 / 16
+
+
+def test_limit_halves_what_is_in_use():
+    # noise may keep the learning rate far below the limit, which would have to be halved many times
+    limits = limit_after([1.5] * 40, learning_rate=0.01)
+    assert limits[-1] == 0.01 * 2 / 2 / MAX_LEARNING_RATE
 
 
 @pytest.mark.parametrize("tolerance", [0.01, 0.05])
