@@ -4,6 +4,7 @@ import numpy as np
 
 from pymc.logprob.utils import ParameterValueError
 from pymc.pytensorf import compile
+from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Constant
 
 from pymc_sghmc.checks import quoted
@@ -12,8 +13,13 @@ from pymc_sghmc.models.graphs import array_of, odd_values
 __all__ = ["check_rows", "leading_dim", "not_sliceable"]
 
 # Jitters of the starting point for the check of rows: at the start itself coefficients are often
-# zero and hide what they multiply; far from it log-densities may be infinite.
-JITTERS = (0.5, 0.1, 0.02, 0.004)
+# zero and hide what they multiply; far from it log-densities may be infinite, the sooner the larger
+# the predictors. The first points at which they are finite are enough.
+JITTERS = (0.5, 0.1, 0.02, 0.004, 1e-4, 1e-6, 0.0)
+ENOUGH_POINTS = 4
+# The first is the quickest to run. The other doesn't take log(1 − sigmoid(η)) for −∞ at η > 37.
+FAST = get_mode("FAST_COMPILE")
+MODES = (FAST, FAST.including("stabilize", "specialize"))
 # Sizes of the batches in the check. Several, so that none can hide by agreeing with another
 # length of the model; many single rows, because a maximum or a count shows in them first.
 CHECK_SIZES = (*[1] * 8, 2, 3, 7, 16)
@@ -29,15 +35,6 @@ def check_rows(model, groups, point) -> None:
     ``pm.set_data`` will show.
     """
     for group in groups:
-        try:
-            terms = compile(
-                [*model.value_vars, *group.batches],
-                list(group.terms.values()),
-                mode="FAST_COMPILE",
-                on_unused_input="ignore",
-            )
-        except Exception as error:
-            raise not_sliceable(model, next(iter(group.terms)), group.n_rows, error) from error
         rng = np.random.default_rng(0)
         arrays = [array_of(source) for source in group.full_data]
         n_rows = len(arrays[0])
@@ -48,13 +45,18 @@ def check_rows(model, groups, point) -> None:
             array if isinstance(source, Constant) else _other_values(array, rng)
             for source, array in zip(group.full_data, few, strict=True)
         ]
-        n_finite = 0
-        for scale in JITTERS:
-            theta = [_jittered(point[v.name], v, scale, rng) for v in model.value_vars]
-            # The few first: a term that isn't computed by row may need N² entries.
-            if all(_row_by_row(model, group, terms, theta, data, rng) for data in (few, many)):
-                n_finite += 1
-                _row_by_row(model, group, terms, theta, other, rng, certain=False)
+        for mode in MODES:
+            terms, n_finite = _compiled(model, group, mode), 0
+            for scale in JITTERS:
+                theta = [_jittered(point[v.name], v, scale, rng) for v in model.value_vars]
+                # The few first: a term that isn't computed by row may need N² entries.
+                if all(_row_by_row(model, group, terms, theta, data, rng) for data in (few, many)):
+                    n_finite += 1
+                    _row_by_row(model, group, terms, theta, other, rng, certain=False)
+                if n_finite == ENOUGH_POINTS:
+                    break
+            if n_finite == ENOUGH_POINTS:
+                break
         if n_finite == 0:
             for source, array in zip(group.full_data, many, strict=True):
                 odd = odd_values([array])
@@ -69,6 +71,14 @@ def check_rows(model, groups, point) -> None:
                 "and near the starting point, so that nothing can be learnt about its rows. Give "
                 "the unknowns an initval at which it is finite; model.debug() shows where it isn't."
             )
+
+
+def _compiled(model, group, mode):
+    inputs = [*model.value_vars, *group.batches]
+    try:
+        return compile(inputs, list(group.terms.values()), mode=mode, on_unused_input="ignore")
+    except Exception as error:
+        raise not_sliceable(model, next(iter(group.terms)), group.n_rows, error) from error
 
 
 def _row_by_row(model, group, terms, theta, arrays, rng, certain=True) -> bool:

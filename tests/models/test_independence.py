@@ -236,6 +236,38 @@ def test_infinite_likelihood_is_refused():
     refusal(model, 4, "'y'", "infinite or not a number", "initval", "model.debug()")
 
 
+INCOME = np.random.default_rng(1).lognormal(np.log(4e6), 0.5, size=2000)  # in cents
+
+
+def logistic(income, b):
+    outcome = np.random.default_rng(2).integers(2, size=2000)
+    pm.Bernoulli("y", logit_p=pm.Normal("a") + b * income, observed=outcome)
+
+
+def poisson(income, b):
+    counts = np.random.default_rng(2).poisson(2.0, size=2000)
+    pm.Poisson("y", pt.exp(pm.Normal("a") + b * income), observed=counts)
+
+
+@pytest.mark.parametrize("make", [logistic, poisson])
+def test_predictor_in_raw_units_is_checked(make):
+    def built(centred):
+        with pm.Model() as model:
+            income = pm.Data("income", INCOME)
+            make(income - income.mean() if centred else income, pm.Normal("b"))
+        return model
+
+    gradient_of(built(False), 4)
+    refusal(built(True), 4, "rows of 'y' are not independent")
+
+
+def test_start_alone_is_enough_where_no_other_point_is_finite():
+    with pm.Model() as model:
+        b = pm.Normal("b")
+        pm.Normal("y", pt.switch(pt.eq(b, 0), 0.0, -np.inf), 1, observed=Y)
+    gradient_of(model, 4)
+
+
 def test_likelihood_finite_only_near_the_start_is_checked_there():
     def make(scale):
         with pm.Model() as model:

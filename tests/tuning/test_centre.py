@@ -166,6 +166,26 @@ def test_steps_into_the_forbidden_are_taken_back():
     np.testing.assert_allclose(np.diag(found.factor) ** 2 * H, 1, rtol=0.02)
 
 
+def test_predictor_in_raw_units_is_climbed():
+    # One unit of the slope is exp(40,000): all but a millionth of the first step is infinite.
+    rng = np.random.default_rng(6)
+    X = np.column_stack([np.ones(500), rng.lognormal(np.log(4e4), 0.5, size=500)])
+    y = rng.poisson(np.exp(X @ [0.2, 1.2e-5]))
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1, shape=2)
+        pm.Poisson("y", pt.exp(X @ b), observed=y)
+    found = find_centre(passes_of(model, 100), np.zeros(2))
+    mode, scale = np.zeros(2), np.array([1.0, 1e-5])
+    for _ in range(20):
+        mu = np.exp(X @ mode)
+        H = scale[:, None] * (X.T * mu @ X + np.eye(2)) * scale
+        mode = mode + scale * np.linalg.solve(H, scale * (X.T @ (y - mu) - mode))
+    L = found.factor / scale[:, None]
+    assert found.is_mode
+    assert np.abs(np.linalg.solve(L, (found.position - mode) / scale)).max() < NEAR
+    np.testing.assert_allclose(L.T @ H @ L, np.eye(2), atol=0.02)
+
+
 def test_saddle_is_left_or_made_a_scale():
     # Two modes at ±1 and the start between: a mode is found; its curvature is 8.
     with pm.Model() as model:
