@@ -12,6 +12,7 @@ from pymc.pytensorf import floatX
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.graph.basic import Constant
 
+from pymc_sghmc.models.folding import with_rows_computed
 from pymc_sghmc.models.graphs import (
     array_of,
     data_leaves,
@@ -56,7 +57,8 @@ def from_full_data(model, factors) -> dict:
         own = data_leaves(value)
         dims = [leading_dim(model, name) for name in (variable.name, *(leaf.name for leaf in own))]
         dims = {None, *dims} if any(dims) else None
-        leaves = data_leaves(factors[variable])
+        factor = with_rows_computed(factors[variable], n_rows, own)
+        leaves = data_leaves(factor)
         # PyTensor merges equal constants: what y1 observes may go by the name of y2
         constants = [leaf for leaf in leaves if isinstance(leaf, Constant)]
         own += [leaf for leaf in constants if any(map(leaf.equals, own))]
@@ -68,9 +70,7 @@ def from_full_data(model, factors) -> dict:
         ]
         if isinstance(variable.owner.op, MinibatchRandomVariable):
             _check_total_size(variable, n_rows)
-            factor = _unscaled(factors[variable], variable, value)
-        else:
-            factor = factors[variable]
+            factor = _unscaled(factor, variable, value)
         candidates[variable] = Likelihood(factor, sources, n_rows, n_rows)
     return candidates
 

@@ -466,6 +466,44 @@ def approximate_gaussian_process():
     return model
 
 
+def hsgp_linearized():
+    # As PyMC's own examples write it: a constant basis, which PyMC computes in part only.
+    with pm.Model() as model:
+        cov = pm.HalfNormal("eta") ** 2 * pm.gp.cov.Matern52(1, ls=pm.Gamma("ls", 2, 1))
+        gp = pm.gp.HSGP(m=[4], c=2.0, cov_func=cov)
+        phi, sqrt_psd = gp.prior_linearized(X[:, :1])
+        f = pm.Deterministic("f", phi @ (pm.Normal("beta", size=gp.n_basis_vectors) * sqrt_psd))
+        pm.Normal("y", f, 0.5, observed=Y)
+    return model
+
+
+def hsgp_prior():
+    with pm.Model() as model:
+        gp = pm.gp.HSGP(m=[3, 2], c=2.0, cov_func=pm.gp.cov.ExpQuad(2, ls=pm.Gamma("ls", 2, 1)))
+        pm.Bernoulli("y", logit_p=gp.prior("f", X=X[:, :2]), observed=BINARY)
+    return model
+
+
+def hsgp_periodic():
+    with pm.Model() as model:
+        cov = pm.gp.cov.Periodic(1, period=1.0, ls=pm.Gamma("ls", 2, 1))
+        gp = pm.gp.HSGPPeriodic(m=4, scale=pm.HalfNormal("scale"), cov_func=cov)
+        pm.Normal("y", gp.prior("f", X=X[:, :1]), 0.5, observed=Y)
+    return model
+
+
+def basis_of_constants():
+    # Operations that PyMC leaves in the graph: they repeat an array.
+    with pm.Model() as model:
+        x, z, group = (pt.as_tensor(a) for a in (X[:, 0], X[:, 1], GROUP))
+        hinges = pt.maximum(pt.broadcast_to(x, (3, N)).T - pt.as_tensor([-0.5, 0.0, 0.5]), 0.0)
+        hot = pt.eq(pt.broadcast_to(group[:, None], (N, G)), pt.arange(G))
+        mu = hinges @ pm.Normal("b", shape=3) + hot @ pm.Normal("a", shape=G)
+        mu += pt.exp(pm.Normal("c")) * pt.log(x**2 + 1) * z
+        pm.Normal("y", mu, 1, observed=Y)
+    return model
+
+
 def centred_by_the_full_data():
     # The batch is cut; the array that it is drawn from is not.
     with pm.Model() as model:
@@ -594,6 +632,10 @@ WAY_ONE = [
     time_series_kept_whole,
     data_of_another_length_kept_whole,
     approximate_gaussian_process,
+    hsgp_linearized,
+    hsgp_prior,
+    hsgp_periodic,
+    basis_of_constants,
     lagged_beforehand,
     rows_are_series,
     as_many_features_as_rows,

@@ -1,0 +1,88 @@
+"""What constants alone determine is computed once: a basis of functions, say, of which rows are then cut.
+
+PyMC computes most of it itself, up to an operation that repeats an array: there the rows of constants
+may lie on any axis, and nothing could be cut. Knows graphs; knows no model, no steps.
+"""
+
+import math
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pytensor.graph.basic import Constant
+from pytensor.graph.replace import clone_replace
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.type import TensorType
+
+from pymc_sghmc.compat import toposort
+
+__all__ = ["with_rows_computed"]
+
+SMALL = 2**28  # bytes that may be added to any data; ...
+LARGEST, TIMES = 2**31, 4  # ... beyond it, at most so many, and so many times those of the data
+
+
+def with_rows_computed(graph, n_rows, observed=()):
+    """Return ``graph`` with constants in the place of what constants alone determine, row by row.
+
+    Parameters
+    ----------
+    graph : TensorVariable
+        Log-likelihood of each row.
+    n_rows : int
+        Arrays of so many rows are computed, from constants with an axis of that length.
+    observed : sequence of Variable
+        Constants that are left alone, with what is computed from them: the outcome has its rows in
+        front, and what a density makes of it is cheap.
+
+    Returns
+    -------
+    TensorVariable
+        ``graph`` itself where there is nothing to compute, where that would take too much memory,
+        or where an array is an `np.memmap`, which is to stay on disk.
+    """
+    leaves = {}  # of what constants determine: the large ones among them
+    found = {}  # the same, where it has rows in front
+    nodes = toposort([graph], [])
+    for node in nodes:
+        if isinstance(node.op, CheckAndRaise) or not all(
+            v in leaves or (isinstance(v, Constant) and v not in observed) for v in node.inputs
+        ):
+            continue
+        large = {v for v in node.inputs if isinstance(v, Constant) and _has_rows(v, n_rows)}
+        for out in node.outputs:
+            leaves[out] = large.union(*(leaves.get(v, ()) for v in node.inputs))
+            if leaves[out] and isinstance(out.type, TensorType) and out.type.shape[:1] == (n_rows,):
+                found[out] = leaves[out]
+    # The last of them in each chain of operations: what it was computed from isn't needed then.
+    wanted = [v for node in nodes if found.keys().isdisjoint(node.outputs) for v in node.inputs]
+    wanted = [v for v in dict.fromkeys([*wanted, graph]) if v in found]
+    data = set().union(*(found[v] for v in wanted))
+    added = sum(_bytes(v) for v in wanted)
+    held = sum(v.data.nbytes for v in data)
+    if not added <= max(SMALL, min(LARGEST, TIMES * held)) or any(map(_is_on_disk, data)):
+        return graph
+    return clone_replace(graph, {v: _computed(v) for v in wanted}) if wanted else graph
+
+
+def _computed(variable):
+    value = variable.eval(mode="FAST_COMPILE")
+    return pt.constant(np.asarray(value, dtype=variable.dtype), name=variable.name)
+
+
+def _has_rows(constant, n_rows) -> bool:
+    return isinstance(constant.type, TensorType) and n_rows in np.shape(constant.data)
+
+
+def _bytes(variable) -> float:
+    shape = variable.type.shape
+    return np.inf if None in shape else math.prod(shape) * np.dtype(variable.dtype).itemsize
+
+
+def _is_on_disk(constant) -> bool:
+    array = constant.data
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
+            return True
+        array = array.base
+    return False
