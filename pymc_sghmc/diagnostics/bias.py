@@ -14,6 +14,7 @@ from pymc_sghmc.diagnostics.full_data import (
     posterior_draws,
     unconstrained_draws,
 )
+from pymc_sghmc.diagnostics.mixing import mixing
 from pymc_sghmc.diagnostics.report import BiasReport
 from pymc_sghmc.diagnostics.stein import stein_estimates
 from pymc_sghmc.diagnostics.temperatures import mean_and_error, step_statistics
@@ -70,6 +71,8 @@ def check_bias(idata, model, *, n_draws=400, compile_kwargs=None) -> BiasReport:
     guide. Whatever the gradients leave unexplained is averaged over ``n_draws``, the rest over all
     draws (double sampling): near-Gaussian posteriors need few gradients.
 
+    Where the chains haven't mixed (R-hat above 1.05, or fewer than 100 effective draws, of some
+    unknown) the report says so and nothing else: ``report.mixing`` has the numbers.
     ``report.biased`` tells whether anything exceeds 5 % of a standard deviation or 0.1 of one in a
     mean, and beyond chance for that many unknowns. Chains that all miss the same mode pass: no
     check of draws against gradients sees what the chains don't visit. Nor does it see jumps of the
@@ -88,7 +91,7 @@ def check_bias(idata, model, *, n_draws=400, compile_kwargs=None) -> BiasReport:
     >>> report.biased
     True
     >>> print(report)
-    Standard deviations are 20 ± 1 % too large.
+    The standard deviation of x is 20 ± 1 % too large.
     Lower learning_rate or target_bias, or raise batch_size.
     ...
     """
@@ -128,11 +131,12 @@ def check_bias(idata, model, *, n_draws=400, compile_kwargs=None) -> BiasReport:
     )
     left_out = int((~finite[:, at]).sum())
     jumping = jumping_variables(model, draws, compile_kwargs)
-    return _report(estimates, names, groups, steps, left_out, jumping, kept_draws)
+    mixed = mixing(positions, weights, names)
+    return _report(estimates, mixed, groups, steps, left_out, jumping, kept_draws)
 
 
-def _report(estimates, names, groups, steps, left_out, jumping, draws) -> BiasReport:
-    d = len(names)
+def _report(estimates, mixed, groups, steps, left_out, jumping, draws) -> BiasReport:
+    names, d = mixed.index, len(mixed)
     shift, heat, log_sd = estimates.mean_shift, estimates.temperature, estimates.log_sd_ratio
     ratio = np.exp(log_sd.mean)
     columns = {
@@ -153,6 +157,7 @@ def _report(estimates, names, groups, steps, left_out, jumping, draws) -> BiasRe
     return BiasReport(
         table=table,
         variables=variables,
+        mixing=mixed,
         temperatures=pd.DataFrame.from_dict(
             temperatures, orient="index", columns=["temperature", "error"]
         ),

@@ -8,6 +8,7 @@ import xarray as xr
 
 from scipy.stats import norm
 
+from pymc_sghmc.diagnostics.mixing import by_variable, say_unmixed, unmixed
 from pymc_sghmc.diagnostics.stein import DRAWS_PER_UNKNOWN
 
 __all__ = ["BiasReport"]
@@ -16,7 +17,7 @@ SD_TOLERANCE = np.log1p(0.05)  # what counts as right: standard deviations withi
 MEAN_TOLERANCE = 0.1  # and means within 0.1 posterior standard deviations
 VAGUE_MEAN = 0.5  # sds within which a mean must be known for a verdict
 FALSE_ALARMS = 1e-4  # of each question asked of right draws; strict, for skewed posteriors
-MANY = 20  # unknowns, above which the worst are printed alone
+MANY, MOST_PRINTED = 20, 10  # unknowns, above which so many of the worst are printed alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,8 @@ class BiasReport:
     variables : pandas.DataFrame
         One row per variable: mean temperature and geometric mean of ``sd_ratio`` over its entries.
         The last row, ``(all)``, is over all unknowns.
+    mixing : pandas.DataFrame
+        Rank-normalised ``r_hat`` and ``ess_bulk`` of each unknown, over all draws that count.
     temperatures : pandas.DataFrame
         The temperatures of the run, over the target's: ``full data`` from this report,
         ``configurational`` and ``kinetic`` from the minibatches of each stochastic-gradient step.
@@ -50,6 +53,7 @@ class BiasReport:
 
     table: pd.DataFrame
     variables: pd.DataFrame
+    mixing: pd.DataFrame
     temperatures: pd.DataFrame
     draws: xr.Dataset
     left_out: int
@@ -57,11 +61,20 @@ class BiasReport:
     uses_correlations: bool
 
     @property
-    def biased(self) -> bool:
-        """Whether a standard deviation is off by 5 % or a mean by 0.1 of one, and beyond chance."""
-        return any(self._found(name).any() for name in ("sd", "mean", "average sd", "temperature"))
+    def mixed(self) -> bool:
+        """Whether R-hat is at most 1.05, and there are 100 effective draws, of each unknown."""
+        return unmixed(self.mixing).empty
 
-    def worst(self, n=10) -> pd.DataFrame:
+    @property
+    def biased(self) -> bool:
+        """Whether a standard deviation is off by 5 % or a mean by 0.1 of one, and beyond chance.
+
+        True as well where the chains haven't mixed: then the draws aren't to be relied on.
+        """
+        found = any(self._found(name).any() for name in ("sd", "mean", "average sd", "temperature"))
+        return found or not self.mixed
+
+    def worst(self, n=MOST_PRINTED) -> pd.DataFrame:
         """Return the ``n`` rows of ``table`` that are furthest off, in sd or in mean."""
         sizes = [self._deviations(name)[0].abs() for name in ("sd", "mean")]
         badness = np.fmax(sizes[0] / SD_TOLERANCE, sizes[1] / MEAN_TOLERANCE).fillna(np.inf)
@@ -87,29 +100,39 @@ class BiasReport:
     def __str__(self):
         d = len(self.table)
         n = self.draws.sizes["chain"] * self.draws.sizes["draw"] - self.left_out
-        verdict = self._say_jumps()
-        if self.biased:
-            verdict += [*self._say_sds(), *self._say_means()]
-        elif not self.jumping:
+        verdict = [*say_unmixed(self.mixing), *self._say_jumps()]
+        if self.mixed and self.biased:
+            found = [self._say_sds(), self._say_means()]
+            if self._worst_is_a_mean():
+                found.reverse()
+            verdict += [*found[0], *found[1]]
+        elif self.mixed and not self.jumping:
             verdict += self._say_right()
         lines = [*verdict, "", f"{n} gradients of all data, {d} unknown{'s' * (d > 1)}."]
         if self.left_out:
             lines.append(f"{self.left_out} draws left out: they or their gradients aren't finite.")
+        lines += (
+            self._tables() if self.mixed else ["", _text(unmixed(self.mixing).head(MOST_PRINTED))]
+        )
+        lines += ["", "Temperatures, 1 being the target:", _text(self.temperatures)]
+        return "\n".join(lines)
+
+    def _tables(self) -> list[str]:
+        """Show what was estimated, unknown by unknown and by variable."""
+        d, table, lines = len(self.table), self.table, []
         if d > 1 and not self.uses_correlations:
             lines.append(
                 "Correlations are left out of sd_ratio and mean_shift: they take "
                 f"{DRAWS_PER_UNKNOWN} effective draws per unknown, n_draws={DRAWS_PER_UNKNOWN * d} "
                 "or more."
             )
-        table = self.table
         if d > MANY:
             table = self.worst()
             lines += ["", f"The {len(table)} unknowns that are furthest off:"]
         lines += ["", _text(table)]
         if len(self.variables) > 2 and len(self.variables) <= d:
             lines += ["", "By variable:", _text(self.variables)]
-        lines += ["", "Temperatures, 1 being the target:", _text(self.temperatures)]
-        return "\n".join(lines)
+        return lines
 
     __repr__ = __str__
 
@@ -130,14 +153,17 @@ class BiasReport:
         heat, [total] = self._found("temperature"), self.variables.loc[["(all)"]].itertuples()
         ratio, error = self.table["sd_ratio"], self.table["sd_ratio_error"]
         worst = single.abs().idxmax() if len(single) else None
-        if len(average):
-            text = f"Standard deviations are {_percent(total.sd_ratio, total.sd_ratio_error)}"
-            if worst and len(ratio) > 1:
-                text += f" on average; worst: {worst}, {_percent(ratio[worst], error[worst])}"
-        elif worst:
+        if worst:
             text = f"The standard deviation of {worst} is {_percent(ratio[worst], error[worst])}"
-            if len(single) > 1:
-                text += f"; {len(single)} of {len(ratio)} are off"
+            if len(ratio) > 1:
+                text += f"; off are {by_variable(single.index, ratio.index)}"
+            if len(average) and len(ratio) > 1:
+                text += f"; on average {_percent(total.sd_ratio, total.sd_ratio_error)}"
+        elif len(average):
+            text = (
+                f"Standard deviations are {_percent(total.sd_ratio, total.sd_ratio_error)} on "
+                "average, though no single one is seen to be off"
+            )
         elif len(heat):
             text = (
                 f"The temperature is {total.temperature:.2f} ± {total.temperature_error:.2f} times "
@@ -166,29 +192,47 @@ class BiasReport:
             f"{self.table['mean_shift_error'][worst]:.2f} posterior standard deviations too "
             f"{'high' if shifted[worst] > 0 else 'low'}"
         )
-        if len(shifted) > 1:
-            text += f"; {len(shifted)} of {len(self.table)} means are off"
+        if len(self.table) > 1:
+            text += f"; off are {by_variable(shifted.index, self.table.index)}"
         return [f"{text}.", "Raise tune if the chains disagree, else lower learning_rate."]
 
+    def _worst_is_a_mean(self) -> bool:
+        """Whether a mean is further off, for its tolerance, than any standard deviation."""
+        sd, mean = self._found("sd").abs().max(), self._found("mean").abs().max()
+        return bool(mean / MEAN_TOLERANCE > np.nan_to_num(sd) / SD_TOLERANCE)
+
     def _say_right(self) -> list[str]:
-        """Say how large a bias could have been missed."""
-        limits = {}
+        """Say how large a bias could have been missed, and why it isn't known better."""
+        limits, worst = {}, {}
         for name in ("sd", "mean", "average sd"):
             deviation, error = self._deviations(name)
-            limits[name] = (deviation.abs() + 2 * error).max(skipna=False)
+            limit = (deviation.abs() + 2 * error).fillna(np.inf)
+            limits[name], worst[name] = limit.max(), limit.idxmax()
         average, single = (f"{100 * np.expm1(limits[k]):.0f} %" for k in ("average sd", "sd"))
-        vague = not (
-            limits["average sd"] <= 2 * SD_TOLERANCE and limits["mean"] <= VAGUE_MEAN
-        ) or np.isinf(limits["sd"])
-        text = "This can't tell" if vague else "No bias found"
+        why = []
+        if not limits["mean"] <= VAGUE_MEAN:
+            why.append(f"the mean of {worst['mean']}")
+        if np.isinf(limits["sd"]):
+            why.append(f"the standard deviation of {worst['sd']}")
+        elif not limits["average sd"] <= 2 * SD_TOLERANCE:
+            why.append(f"standard deviations, least that of {worst['sd']}")
+        text = "This can't tell" if why else "No bias found"
         text += f": standard deviations are right within {average}"
+        means = f"means within {limits['mean']:.2f} posterior standard deviations"
         if len(self.table) > 1:
-            each = f"within {single} each" if np.isfinite(limits["sd"]) else "not known for each"
-            text += f" on average and {each}"
-        text += f", means within {limits['mean']:.2f} posterior standard deviations"
+            of_each = f"{single} for the worst, {worst['sd']}"
+            known = np.isfinite(limits["sd"])
+            text += f" on average and {of_each if known else 'not known for each'}"
+            means += f" for the worst, {worst['mean']}"
+        text += f"; {means}"
         lines = [f"{text} (estimate and two standard errors)."]
-        if vague:
-            lines.append("That is little to go by: raise n_draws, or sample longer.")
+        if why:
+            n, ess = self.draws.sizes["chain"] * self.draws.sizes["draw"], self.mixing["ess_bulk"]
+            lines.append(
+                f"Too little is known of {' and of '.join(why)}: gradients at {n} draws, and "
+                f"{ess.min():.0f} effective draws of {ess.idxmin()}, are too few for a posterior of this "
+                "shape. Raise n_draws, or sample longer."
+            )
         return lines
 
 

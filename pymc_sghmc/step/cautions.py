@@ -120,8 +120,10 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
         _log.warning(
             f"{sampler} found no mode around which the posterior is near a Gaussian: "
             "a funnel, a ridge or a flat direction, perhaps. Its settings may be far off, and "
-            "temperatures can't show what chains don't reach. Reparametrise the model (groups "
-            "non-centred where data are few), pass centre=, or use NUTS; look at R-hat."
+            "temperatures can't show what chains don't reach: look at R-hat. Pass centre=, or use "
+            "NUTS. Groups of which the rows say little, because they are few or the groups hardly "
+            "differ, make a funnel with their common scale tau, and mu + tau * z makes none; of "
+            "groups with many rows that is the worse form."
         )
 
 

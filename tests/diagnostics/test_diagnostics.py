@@ -196,12 +196,24 @@ def test_errors_are_those_of_repeated_runs():
 @pytest.mark.parametrize(
     ("covariance", "shift", "words"),
     [
-        (Correlated.P, 0.0, ["No bias found", "right within", "on average"]),
-        (1.3 * Correlated.P, 0.0, ["1 % too large on average; worst: mu[", "Lower learning_rate"]),
-        (0.5 * Correlated.P, 0.0, ["1 % too small on average; worst: mu[", "raise tune"]),
-        (HEATED, 0.0, ["worst: mu[c], 5", "Lower learning_rate"]),
+        (Correlated.P, 0.0, ["No bias found", "right within", "on average", "for the worst, mu["]),
+        (
+            1.3 * Correlated.P,
+            0.0,
+            ["off are 3 of 3 in mu; on average 15 ± 1 % too large", "Lower learning_rate"],
+        ),
+        (
+            0.5 * Correlated.P,
+            0.0,
+            ["off are 3 of 3 in mu; on average 29 ± 1 % too small", "raise tune"],
+        ),
+        (
+            HEATED,
+            0.0,
+            ["The standard deviation of mu[c] is 5", "off are 1 of 3 in mu;", "Lower learning"],
+        ),
         (DIAGONAL, 0.0, ["The temperature is", "combinations of unknowns vary too much"]),
-        (Correlated.P, 0.3, ["posterior standard deviations too high; 3 of 3 means are off"]),
+        (Correlated.P, 0.3, ["posterior standard deviations too high; off are 3 of 3 in mu"]),
         (Correlated.P, -0.3, ["posterior standard deviations too low"]),
     ],
 )
@@ -211,6 +223,96 @@ def test_report_says_what_is_wrong_and_what_to_do(covariance, shift, words):
     for expected in (*words, "100 gradients of all data, 3 unknowns", "mu[b]", "full data"):
         assert expected in text
     assert ("No bias found" in text) == (covariance is Correlated.P and shift == 0)
+
+
+# --- Chains that haven't mixed get no verdict
+
+
+def group_model():
+    with pm.Model() as model:
+        pm.Normal("tau", 0, 1)
+        pm.Normal("z", 0, 1, shape=30)
+    return model
+
+
+def group_draws(n=500):
+    rng = np.random.default_rng(0)
+    return {"tau": rng.standard_normal((4, n)), "z": rng.standard_normal((4, n, 30))}
+
+
+def test_chains_that_disagree_get_no_verdict():
+    # Every z lies near zero and is far too narrow, as in the neck of a funnel, but what counts is tau.
+    draws = group_draws()
+    draws["tau"] = 0.1 * draws["tau"] + 3.0 * np.arange(4)[:, None]
+    draws["z"] *= 0.01
+    report = check_bias(run_of(**draws), group_model())
+    assert not report.mixed and report.biased
+    assert report.mixing["r_hat"].idxmax() == "tau" and report.mixing["r_hat"]["tau"] > 2
+    assert report.mixing["ess_bulk"].drop("tau").min() > 1000
+    first, second, *_ = lines = str(report).splitlines()
+    r_hat, ess = report.mixing.loc["tau"]
+    assert f"haven't mixed: R-hat of tau is {r_hat:.2f}, tau has {ess:.0f} effective" in first
+    assert first.endswith("; unmixed are tau.")
+    assert "no verdict on bias" in second
+    for word in ("No bias found", "can't tell", "standard deviation of", "sd_ratio"):
+        assert not any(word in line for line in lines)
+    assert "By variable" not in str(report)
+
+
+def test_few_effective_draws_get_no_verdict():
+    draws = group_draws()
+    slow = np.random.default_rng(1).standard_normal((4, 500))
+    for i in range(1, 500):
+        slow[:, i] = 0.98 * slow[:, i - 1] + 0.2 * slow[:, i]
+    draws["z"][..., 7] = slow
+    report = check_bias(run_of(**draws), group_model())
+    assert not report.mixed
+    first = str(report).splitlines()[0]
+    assert f"z[7] has {report.mixing['ess_bulk']['z[7]']:.0f} effective draws" in first
+    assert "1 of 30 in z" in first
+
+
+@pytest.mark.parametrize("apart", [0.0, 1.0])
+def test_an_unknown_that_never_moved_gets_no_verdict(apart):
+    draws = group_draws(100)
+    draws["tau"][:] = apart * np.arange(4)[:, None]
+    report = check_bias(run_of(**draws), group_model())
+    assert "R-hat of tau is infinite, as of one that hasn't moved" in str(report).splitlines()[0]
+
+
+def test_chains_that_agree_are_judged():
+    # The negative control of the tests above; one chain is held against itself.
+    for draws in (group_draws(), {name: x[:1] for name, x in group_draws().items()}):
+        report = check_bias(run_of(**draws), group_model())
+        assert report.mixed and not report.biased
+        assert "No bias found" in str(report).splitlines()[0]
+    drifting = {name: x[:1].copy() for name, x in group_draws().items()}
+    drifting["tau"] += np.linspace(0, 5, 500)
+    assert "R-hat of tau" in str(check_bias(run_of(**drifting), group_model())).splitlines()[0]
+
+
+def test_the_headline_is_the_worst_unknown_and_counts_by_variable():
+    draws = group_draws()
+    draws["z"] *= np.where(np.arange(30) < 3, 1.5, 1.0)
+    draws["tau"] *= 2
+    report = check_bias(run_of(**draws), group_model(), n_draws=800)
+    first = str(report).splitlines()[0]
+    assert first.startswith("The standard deviation of tau is ")
+    assert "off are 3 of 30 in z, tau" in first
+    draws["tau"] = draws["tau"] / 2 + 3.0  # now a mean is the worst
+    first = str(check_bias(run_of(**draws), group_model(), n_draws=800)).splitlines()[0]
+    assert first.startswith("The mean of tau is ") and first.endswith("too high; off are tau.")
+
+
+def test_what_cant_be_told_is_said_with_its_reason():
+    # Heavy tails: forty gradients say little of them.
+    with pm.Model() as model:
+        pm.StudentT("x", nu=1.2, shape=2)
+    draws = np.random.default_rng(3).standard_t(1.2, size=(4, 250, 2))
+    first, second, *_ = str(check_bias(run_of(x=draws), model, n_draws=40)).splitlines()
+    assert first.startswith("This can't tell")
+    assert second.startswith("Too little is known of ")
+    assert "gradients at 40 draws" in second and "x[" in second and "Raise n_draws" in second
 
 
 def skewed_model():
