@@ -12,6 +12,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Constant
 from pytensor.graph.replace import clone_replace
 from pytensor.raise_op import CheckAndRaise
+from pytensor.scalar.basic import Cast
 from pytensor.tensor.type import TensorType
 
 from pymc_sghmc.compat import toposort
@@ -50,9 +51,12 @@ def with_rows_computed(graph, n_rows, observed=()):
         ):
             continue
         large = {v for v in node.inputs if isinstance(v, Constant) and _has_rows(v, n_rows)}
+        is_cast = isinstance(getattr(node.op, "scalar_op", None), Cast)
         for out in node.outputs:
             leaves[out] = large.union(*(leaves.get(v, ()) for v in node.inputs))
-            if leaves[out] and isinstance(out.type, TensorType) and out.type.shape[:1] == (n_rows,):
+            has_rows = isinstance(out.type, TensorType) and out.type.shape[:1] == (n_rows,)
+            # small numbers are made wide as rows are fetched: computed, they'd take eight times the memory
+            if leaves[out] and has_rows and not (is_cast and node.inputs[0] not in leaves):
                 found[out] = leaves[out]
     # The last of them in each chain of operations: what it was computed from isn't needed then.
     wanted = [v for node in nodes if found.keys().isdisjoint(node.outputs) for v in node.inputs]
