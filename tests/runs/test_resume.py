@@ -50,7 +50,7 @@ def model(name="sghmc"):
 
 
 def steps(name):
-    """Steps of one run, built anew each time, as a script that is run again builds them.
+    """Steps of one run, built anew, as a script that is run again builds them.
 
     In the mixed run PyMC gives ``count`` to Metropolis itself.
     """
@@ -62,11 +62,19 @@ def steps(name):
         return [SGHMC([here["beta"]], batch_size=10), pm.NUTS([here["sigma"]])]
 
 
+@cache
+def shared_steps(name):
+    """Steps of the runs that the tests share: what they last drew belongs to other chains."""
+    return steps(name)
+
+
 def sample(name, **options):
     with model(name), warnings.catch_warnings():
         # PyMC 6 warns of return_inferencedata=False; its conversion needs an older xarray.
         warnings.simplefilter("ignore", FutureWarning)
-        return pm.sample(step=steps(name), **OPTIONS | {"return_inferencedata": False} | options)
+        return pm.sample(
+            step=shared_steps(name), **OPTIONS | {"return_inferencedata": False} | options
+        )
 
 
 @cache
@@ -81,7 +89,7 @@ def new_trace(path, draws_per_chunk=4, store=zarr.DirectoryStore, **options):
 
 
 def run_and_kill(path, name, cores, draws_per_chunk, chain, draw_idx):
-    """Run in a process of its own, which SIGKILL ends at this draw of this chain."""
+    """Run in this process, which SIGKILL ends at this draw of this chain."""
 
     def kill(trace, draw):
         if (draw.chain, draw.draw_idx) == (chain, draw_idx):
@@ -89,6 +97,23 @@ def run_and_kill(path, name, cores, draws_per_chunk, chain, draw_idx):
 
     trace = new_trace(path, draws_per_chunk)
     sample(name, cores=cores, trace=trace, callback=kill)
+
+
+def run_and_kill_each(folder):
+    """Make all killed runs side by side, each in a process of its own."""
+    for name in {name for name, *_ in KILLS}:
+        shared_steps(name)
+    pids = []
+    for i, kill in enumerate(KILLS):
+        pids.append(os.fork())
+        if not pids[-1]:
+            try:
+                run_and_kill(f"{folder}/{i}", *kill)
+            finally:
+                os._exit(1)  # nothing has killed it
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [
+        -signal.SIGKILL
+    ] * len(KILLS)
 
 
 def stop_at(path, chain, draw_idx, error=MemoryError, name="sghmc", cores=1, **options):
@@ -126,7 +151,7 @@ def assert_same(idata, path, name="sghmc"):
 
 def rest(path, name="sghmc", **options):
     with model(name):
-        step = options.pop("step", None) or steps(name)
+        step = options.pop("step", None) or shared_steps(name)
         return resume(path, step=step, **OPTIONS | {"cores": 1, **options})
 
 
@@ -142,28 +167,24 @@ KILLS = [
 
 @pytest.fixture(scope="module")
 def killed_runs(tmp_path_factory):
-    """All killed runs, sampled side by side."""
-    code = "import conftest, test_resume; test_resume.run_and_kill({!r}, *{})"
-    runs = {}
-    for kill in KILLS:
-        path = tmp_path_factory.mktemp("run")
-        with (path / "errors").open("w") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-c", code.format(str(path / "store"), kill)],
-                cwd=Path(__file__).parent,
-                env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
-                stderr=errors,
-                start_new_session=True,
-            )
-        runs[kill] = path, process
-    for path, process in runs.values():
-        try:
-            code = process.wait(timeout=120)
-        finally:  # its workers wait for it for ever
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        assert code == -signal.SIGKILL, (path / "errors").read_text()
-    return {kill: path / "store" for kill, (path, _) in runs.items()}
+    """All killed runs, of steps that another Python built."""
+    folder = tmp_path_factory.mktemp("runs")
+    code = f"import conftest, test_resume; test_resume.run_and_kill_each({str(folder)!r})"
+    with (folder / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=Path(__file__).parent,
+            env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+            stderr=errors,
+            start_new_session=True,
+        )
+    try:
+        returned = process.wait(timeout=240)
+    finally:  # workers of the killed wait for ever
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert returned == 0, (folder / "errors").read_text()
+    return {kill: folder / str(i) for i, kill in enumerate(KILLS)}
 
 
 @pytest.mark.parametrize("kill", KILLS, ids=str)
@@ -171,7 +192,7 @@ def test_killed_run_goes_on_with_the_same_draws(killed_runs, kill):
     name, cores, *_ = kill
     stored = zarr.open_group(str(killed_runs[kill]), mode="r")["_sampling_state"]["draw_idx"][:]
     assert 0 < stored.max() and stored.min() < 44
-    idata = rest(killed_runs[kill], name, cores=3 - cores)
+    idata = rest(killed_runs[kill], name, cores=3 - cores, step=steps(name))
     assert_same(idata, killed_runs[kill], name)
     assert_same(rest(killed_runs[kill], name), killed_runs[kill], name)  # finished by now
 
@@ -210,9 +231,14 @@ def contents(path):
     return {file: file.read_bytes() for file in Path(path).rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize(("cores", "draw_idx"), [(1, 39), (2, 39), (1, 37)])
-def test_interrupted_run_goes_on_with_the_same_draws(tmp_path, cores, draw_idx):
-    """The draws of a chunk that isn't full are lost, while PyMC stores the state after them."""
+def test_interrupted_run_goes_on_with_the_same_draws(interrupted):
+    assert "warmup_posterior" in opened(interrupted)
+    assert_same(rest(interrupted), interrupted)
+
+
+@pytest.mark.parametrize(("cores", "draw_idx"), [(2, 39), (1, 37)])
+def test_interrupted_run_with_a_chunk_that_is_not_full_goes_on_too(tmp_path, cores, draw_idx):
+    """Its draws are lost, while PyMC stores the state after them."""
     stop_at(tmp_path, 1, draw_idx, KeyboardInterrupt, cores=cores)
     assert "warmup_posterior" in opened(tmp_path)
     assert_same(rest(tmp_path), tmp_path)
@@ -311,39 +337,38 @@ def test_killed_worker_is_an_error_and_the_run_goes_on(tmp_path):
     assert_same(rest(trace), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"draws": 9}, "draws=9: the killed run had draws=8"),
-        ({"tune": 21}, "tune=21"),
-        ({"chains": 4}, "chains=4"),
-        ({"random_seed": 6}, "random_seed=6: the killed run had another seed"),
-        ({"step": lambda: SGHMC(batch_size=10, n_steps=3)}, "n_steps"),
-        ({"step": lambda: SGHMC(batch_size=11)}, "batch_size"),
-        ({"step": lambda: SGLD(batch_size=10)}, "friction"),
-        ({"step": lambda: QNHMC()}, "sample_stats/sampler_0__"),
-        ({"model": linear_regression(seed=1)}, "constant_data/X of the killed run is another"),
-        ({"model": linear_regression(n_rows=61)}, "constant_data/X of the killed run is another"),
-        ({"var_names": ["beta"]}, "posterior/mu of the killed run"),
-    ],
-)
+@cache
+def another_step(model, sampler=SGHMC, **changes):
+    batch = {} if sampler is QNHMC else {"batch_size": 10}
+    return sampler(model=model, **batch | changes)
+
+
+REFUSED = [
+    ({"draws": 9}, "draws=9: the killed run had draws=8"),
+    ({"tune": 21}, "tune=21"),
+    ({"chains": 4}, "chains=4"),
+    ({"random_seed": 6}, "random_seed=6: the killed run had another seed"),
+    ({"step": {"n_steps": 3}}, "n_steps"),
+    ({"step": {"batch_size": 11}}, "batch_size"),
+    ({"step": {"sampler": SGLD}}, "friction"),
+    ({"step": {"sampler": QNHMC}}, "sample_stats/sampler_0__"),
+    ({"model": linear_regression(seed=1)}, "constant_data/X of the killed run is another"),
+    ({"model": linear_regression(n_rows=61)}, "constant_data/X of the killed run is another"),
+    ({"var_names": ["beta"]}, "posterior/mu of the killed run"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
 def test_another_run_is_refused_before_anything_is_changed(killed, options, message):
     before = contents(killed)
     other = options.get("model", model())
-    step = options.pop("step", lambda: SGHMC(batch_size=10))
+    step = another_step(other, **options.get("step", {}))
     with other, pytest.raises(ValueError, match=message):
-        resume(killed, step=step(), **OPTIONS | {"cores": 1} | options)
+        resume(killed, **OPTIONS | {"cores": 1} | options | {"step": step})
     assert contents(killed) == before
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"random_seed": 6}, "random_seed=6: the killed run had another seed"),
-        ({"step": lambda: SGHMC(batch_size=11)}, "batch_size"),
-        ({"model": linear_regression(seed=1)}, "constant_data/X of the killed run is another"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [REFUSED[3], REFUSED[5], REFUSED[8]])
 def test_a_refusal_leaves_an_interrupted_run_as_it_was(interrupted, options, message):
     assert "warmup_posterior" in opened(interrupted)
     test_another_run_is_refused_before_anything_is_changed(interrupted, options, message)
@@ -408,7 +433,7 @@ def test_one_state_without_its_class_is_damage(killed, monkeypatch, caplog):
 
 
 def test_what_cannot_be_resumed_is_said(tmp_path):
-    step = steps("sghmc")
+    step = shared_steps("sghmc")
     with pytest.raises(ValueError, match=r"there is nothing at this path"):
         rest(tmp_path / "absent", step=step)
     with pytest.raises(ValueError, match=r"no run of pm.sample is stored there"):
