@@ -33,13 +33,15 @@ HAND = {"learning_rate": 1e-4, "gradient": "plain", "friction": 0.3, "noise_esti
 N, D = 1200, 3
 
 
-@pytest.fixture(autouse=True)
-def small_windows(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def small_windows():
     """Small data are many windows, and more than the pilot."""
-    monkeypatch.setattr(sources, "PILOT_ROWS", 500)
-    monkeypatch.setattr(windows, "WINDOW_BYTES", 1)
-    monkeypatch.setattr(windows, "WINDOW_BLOCKS", 2)
-    monkeypatch.setattr(windows, "WINDOW_MINIBATCHES", 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "PILOT_ROWS", 500)
+        patch.setattr(windows, "WINDOW_BYTES", 1)
+        patch.setattr(windows, "WINDOW_BLOCKS", 2)
+        patch.setattr(windows, "WINDOW_MINIBATCHES", 4)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,20 @@ def rows():
     rng = np.random.default_rng(0)
     X = rng.standard_normal((N, D))
     return {"X": X, "y": X @ [1.0, -1.0, 0.5] + rng.standard_normal(N)}
+
+
+@pytest.fixture(scope="module")
+def whole(rows):
+    """The gradient of all rows in memory."""
+    return gradient_over(rows, rows)
+
+
+@pytest.fixture(scope="module")
+def by_hand(rows):
+    """A step over a loader, with settings by hand."""
+    return SGHMC(
+        model=regression(rows), batch_size=100, data=Blocks(rows), compile_kwargs=FAST, **HAND
+    )
 
 
 def regression(rows, few=6, total_size=None):
@@ -151,14 +167,14 @@ def test_a_gaussian_model_sees_each_row_once_in_an_epoch(rows):
 
 
 @pytest.mark.parametrize("kind", ["memory", "stream"])
-def test_minibatches_of_an_epoch_add_up_to_the_full_gradient(rows, kind):
+def test_minibatches_of_an_epoch_add_up_to_the_full_gradient(rows, whole, kind):
     gradient = (
         gradient_over(rows, rows, replace=False)
         if kind == "memory"
         else gradient_over(rows, Blocks(rows))
     )
     x, rng = np.array([0.3, -0.2, 1.0]), np.random.default_rng(1)
-    exact = gradient_over(rows, rows).passes.log_density(x)
+    exact = whole.passes.log_density(x)
     variates = ControlVariates(gradient)
     variates.set_centre(np.array([0.9, -1.0, 0.4]), np.eye(D))
     for kind in (gradient, variates):
@@ -265,11 +281,11 @@ def test_given_arrays_are_the_models_own_and_not_copied(rows, tmp_path):
 
 
 @pytest.mark.parametrize("make", [Blocks, lambda rows: ArrayLoader(rows, block_rows=77)])
-def test_full_passes_equal_those_in_memory(rows, make):
+def test_full_passes_equal_those_in_memory(rows, whole, make):
     streamed, x = gradient_over(rows, make(rows)), np.array([0.3, -0.2, 1.0])
     assert streamed.data.n_at_hand == [500]
     for ours, exactly in zip(
-        streamed.passes.log_density(x), gradient_over(rows, rows).passes.log_density(x), strict=True
+        streamed.passes.log_density(x), whole.passes.log_density(x), strict=True
     ):
         np.testing.assert_allclose(ours, exactly, rtol=1e-12)
     subset = (np.arange(500),)
@@ -306,7 +322,7 @@ def test_a_container_for_all_columns_and_bare_arrays_do(rows):
 
 
 def sampled(rows, data, draws=300, tune=100, cores=1, settings=None, **options):
-    settings = {"batch_size": 100, "compile_kwargs": FAST, **(settings or {})}
+    settings = {"batch_size": 100, "compile_kwargs": C, **(settings or {})}
     with regression(rows):
         step = SGHMC(data=data, **settings)
         idata = pm.sample(
@@ -356,31 +372,27 @@ def test_posterior_is_wrong_where_the_length_is(rows):
 @pytest.mark.parametrize("kind", ["loader", "epochs", "arrays"])
 def test_inner_steps_are_compiled_and_found_right(rows, kind, gradient):
     data = {"data": Blocks(rows) if kind == "loader" else rows, "replace": kind != "epochs"}
-    step = SGHMC(
-        model=regression(rows), batch_size=100, gradient=gradient, compile_kwargs=FAST, **data
-    )
+    settings = {**HAND, "gradient": gradient, **data}
+    step = SGHMC(model=regression(rows), batch_size=100, compile_kwargs=FAST, **settings)
     [loop] = step.draws.loops._loops.values()
     assert loop is not None
 
 
 def test_chains_differ_and_seeds_reproduce_on_one_core_and_two(rows):
-    loader = ArrayLoader(rows, block_rows=50)
-    one = sampled(rows, loader, draws=10, tune=20)
+    loader, quick = ArrayLoader(rows, block_rows=50), {"compile_kwargs": FAST}
+    one = sampled(rows, loader, draws=10, tune=20, settings=quick)
     assert not np.array_equal(one[0], one[1])
     contexts = ["fork", "spawn"] if sys.platform == "linux" else ["spawn"]
     for context in contexts:
-        two = sampled(rows, loader, draws=10, tune=20, cores=2, mp_ctx=context)
+        two = sampled(rows, loader, 10, 20, cores=2, settings=quick, mp_ctx=context)
         np.testing.assert_array_equal(one, two)
 
 
-def test_chains_see_different_minibatches_of_the_same_blocks(rows):
-    step = SGHMC(
-        model=regression(rows), batch_size=100, data=Blocks(rows), compile_kwargs=FAST, **HAND
-    )
+def test_chains_see_different_minibatches_of_the_same_blocks(by_hand):
     seen = []
     for seed in (1, 2):
-        step.begin_chain(np.random.default_rng(seed))
-        [minibatch] = minibatches(step.tuner.gradient.order, step.rng, 1)
+        by_hand.begin_chain(np.random.default_rng(seed))
+        [minibatch] = minibatches(by_hand.tuner.gradient.order, by_hand.rng, 1)
         [y] = [array for array in minibatch.arrays if array.ndim == 1]
         seen.append(set(y[minibatch.rows[0]]))
     assert len(seen[0] & seen[1]) < 70
@@ -389,7 +401,16 @@ def test_chains_see_different_minibatches_of_the_same_blocks(rows):
 # --- States, copies, threads, memory --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["epochs", "loader", "shuffled loader", "control variates"])
+# A loader's plain gradient is held by a shuffled loader's and by its control variates.
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "epochs",
+        pytest.param("loader", marks=pytest.mark.slow),
+        "shuffled loader",
+        "control variates",
+    ],
+)
 def test_restored_chain_goes_on_exactly(rows, kind):
     settings = {"batch_size": 70, "n_steps": 7, "compile_kwargs": FAST, **HAND}
     settings |= {"data": Blocks(rows)}
@@ -413,14 +434,12 @@ def test_restored_chain_goes_on_exactly(rows, kind):
         np.testing.assert_array_equal(positions(target, point, 9)[0], expected)
 
 
-def test_a_second_chain_of_a_step_begins_anew(rows):
-    step = SGHMC(
-        model=regression(rows), batch_size=100, data=Blocks(rows), compile_kwargs=FAST, **HAND
-    )
+def test_a_second_chain_of_a_step_begins_anew(by_hand):
     runs = []
     for _ in range(2):
-        step.begin_chain(np.random.default_rng(1))
-        runs.append(positions(step, start_of(step), 5)[0])
+        by_hand.begin_chain(np.random.default_rng(1))
+        runs.append(positions(by_hand, start_of(by_hand), 5)[0])
+    by_hand.begin_chain(np.random.default_rng(1))
     np.testing.assert_array_equal(*runs)
 
 
@@ -481,7 +500,7 @@ def test_rows_in_order_are_warned_of(rows):
 # --- Ready-made loaders ---------------------------------------------------------------------------
 
 
-def test_array_loader_reads_zarr(rows, tmp_path):
+def test_array_loader_reads_zarr(rows, whole, tmp_path):
     zarr = pytest.importorskip("zarr")
     arrays = {}
     for name, array in rows.items():
@@ -501,12 +520,12 @@ def test_array_loader_reads_zarr(rows, tmp_path):
     x = np.array([0.3, -0.2, 1.0])
     np.testing.assert_allclose(
         gradient_over(rows, loader).passes.likelihood(x)[1],
-        gradient_over(rows, rows).passes.likelihood(x)[1],
+        whole.passes.likelihood(x)[1],
         rtol=1e-12,
     )
 
 
-def test_parquet_loader(rows, tmp_path):
+def test_parquet_loader(rows, whole, tmp_path):
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
@@ -524,7 +543,7 @@ def test_parquet_loader(rows, tmp_path):
     x = np.array([0.3, -0.2, 1.0])
     np.testing.assert_allclose(
         gradient_over(rows, loader).passes.likelihood(x)[1],
-        gradient_over(rows, rows).passes.likelihood(x)[1],
+        whole.passes.likelihood(x)[1],
         rtol=1e-12,
     )
     with pytest.raises(ValueError, match=r"no column 'age'"):
