@@ -409,23 +409,19 @@ def test_the_joint_posterior_is_right(sampler):
 @pytest.fixture(scope="module")
 def mixed():
     """SGLD and NUTS beside GammaGibbs in one model, from one and from two processes."""
-    runs = {}
-    for cores in (1, 2):
-        with pm.Model():
-            lam = pm.Gamma("lam", 1.0, 1.0, shape=2)
-            x = pm.Normal("x", 0.0, tau=lam, shape=2)
-            sigma = pm.HalfNormal("sigma", 1.0)
-            pm.Normal("y", x.sum(), sigma, observed=Y[:, :2])
-            settings = {"batch_size": 5, "learning_rate": 1e-4, "compile_kwargs": FAST}
-            steps = [
-                SGLD([x], gradient="plain", **settings),
-                GammaGibbs([lam], compile_kwargs=FAST),
-                pm.NUTS([sigma], compile_kwargs=FAST),
-            ]
-            runs[cores] = pm.sample(
-                20, tune=10, chains=2, cores=cores, step=steps, random_seed=4, **QUIET
-            )
-    return runs
+    with pm.Model():
+        lam = pm.Gamma("lam", 1.0, 1.0, shape=2)
+        x = pm.Normal("x", 0.0, tau=lam, shape=2)
+        sigma = pm.HalfNormal("sigma", 1.0)
+        pm.Normal("y", x.sum(), sigma, observed=Y[:, :2])
+        settings = {"batch_size": 5, "learning_rate": 1e-4, "compile_kwargs": FAST}
+        steps = [
+            SGLD([x], gradient="plain", **settings),
+            GammaGibbs([lam], compile_kwargs=FAST),
+            pm.NUTS([sigma], compile_kwargs=FAST),
+        ]
+        settings = {"tune": 10, "chains": 2, "step": steps, "random_seed": 4, **QUIET}
+        return {cores: pm.sample(20, cores=cores, **settings) for cores in (2, 1)}
 
 
 def test_same_seed_same_draws_on_one_core_or_two(mixed):

@@ -6,6 +6,8 @@ import math
 import pickle
 import warnings
 
+from functools import cache
+
 import arviz as az
 import cloudpickle
 import numpy as np
@@ -117,10 +119,17 @@ def test_second_chain_of_a_step_equals_a_fresh_step(model, settings):
     assert stats[-1]["curvature_pairs_kept"] == again[-1]["curvature_pairs_kept"]
 
 
+@cache
+def pair(model, *settings):
+    """Two equal steps that the tests share: a chain begins anew in each."""
+    return [build(model, **dict(settings)) for _ in range(2)]
+
+
 @pytest.mark.parametrize("n, tune", [(0, True), (30, True), (150, True), (210, False)])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_restored_and_unpickled_steps_go_on_exactly(model, settings, n, tune):
-    step, other = (build(model, **settings) for _ in range(2))
+    step, other = pair(model, *settings.items())
+    begin(other, 2)
     _, _, point = run(begin(step), model.initial_point(), n)
     if not tune:
         step.stop_tuning()

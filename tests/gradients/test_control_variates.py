@@ -5,6 +5,8 @@ import itertools
 import pickle
 import tracemalloc
 
+from functools import cache
+
 import cloudpickle
 import numpy as np
 import pymc as pm
@@ -67,8 +69,20 @@ def of_minibatches():
     return model
 
 
+@cache
+def compiled(write, batch_size):
+    return ControlVariates(
+        gradient_of(write(), dict(batch_size) if isinstance(batch_size, tuple) else batch_size)
+    )
+
+
 def control_variates(model, batch_size=None, variables=None, centre=CENTRE, factor=FACTOR):
-    cv = ControlVariates(gradient_of(model, batch_size, variables))
+    """Control variates of a model, or of what writes one, which is then compiled once for all."""
+    if isinstance(model, pm.Model):
+        cv = ControlVariates(gradient_of(model, batch_size, variables))
+    else:
+        sizes = batch_size if not isinstance(batch_size, dict) else tuple(batch_size.items())
+        cv = copy.deepcopy(compiled(model, sizes))
     cv.set_centre(centre, factor)
     return cv
 
@@ -107,7 +121,10 @@ def law(cv, position):
     return np.average(logp, weights=p), mean, deviations.T * p @ deviations
 
 
+@cache
 def exact(model):
+    """Log-density and gradient of a model, or of what writes one."""
+    model = model if isinstance(model, pm.Model) else model()
     f = model.compile_fn(
         [model.logp(), model.dlogp()], inputs=model.value_vars, point_fn=False, **FAST
     )
@@ -129,8 +146,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_mean_over_all_minibatches_is_exact_at_every_position_and_centre(case):
     build, full, batch_size = CASES[case]
-    target = exact(full())
-    cv = control_variates(build(), batch_size)
+    target = exact(full)
+    cv = control_variates(build, batch_size)
     for centre, factor in [
         (CENTRE, FACTOR),
         (THETA, np.array([0.1, 2.0, 0.5])),
@@ -147,13 +164,13 @@ def test_mean_over_all_minibatches_is_exact_at_every_position_and_centre(case):
 
 def test_enumeration_sees_a_wrong_weight():
     # Negative control: rows drawn by leverage and weighted as if evenly are biased.
-    cv = control_variates(regression(), 4)
+    cv = control_variates(regression, 4)
     [pool], [counts] = cv.order.pools, cv.order.counts
     assert counts.max() > 2 * counts.min()
     minibatches = list(minibatches_of_one(cv))
     change_pools(cv, [pool], [np.full(N, pool.size / N)])
     mean = np.sum([p * cv(THETA, minibatch)[1] for minibatch, p in minibatches], axis=0)
-    assert np.abs(mean - exact(regression())(THETA)[1]).max() > 1
+    assert np.abs(mean - exact(regression)(THETA)[1]).max() > 1
 
 
 def test_mean_over_all_pairs_is_exact():
@@ -172,7 +189,7 @@ def test_mean_over_all_pairs_is_exact():
 @pytest.mark.parametrize("case", CASES)
 def test_noise_vanishes_at_the_centre_and_there_alone(case):
     build, _, batch_size = CASES[case]
-    cv = control_variates(build(), batch_size)
+    cv = control_variates(build, batch_size)
     assert np.abs(law(cv, CENTRE)[2]).max() < 1e-20
     assert np.trace(law(cv, THETA)[2]) > 1e-2
 
@@ -192,7 +209,7 @@ def test_prior_has_no_noise():
 
 
 def test_rows_are_drawn_as_often_as_the_pool_says():
-    cv = control_variates(two_groups(), {"y": 4, "counts": 2})
+    cv = control_variates(two_groups, {"y": 4, "counts": 2})
     generator = np.random.default_rng(11)
     draws, place = cv.order.draw(generator, None, 4000)
     assert place is None  # each minibatch is drawn anew
@@ -246,7 +263,7 @@ def test_an_outlier_of_leverage_makes_far_less_noise_than_with_uniform_rows():
 
 
 def test_minibatch_is_a_token_and_follows_the_generator_alone():
-    cv = control_variates(regression(), 4)
+    cv = control_variates(regression, 4)
     first, again, other = (cv.order.probe(np.random.default_rng(s)) for s in (1, 1, 2))
     np.testing.assert_array_equal(first.rows, again.rows)
     assert (first.rows[0] != other.rows[0]).any()
@@ -261,7 +278,7 @@ def test_minibatch_is_a_token_and_follows_the_generator_alone():
     "duplicate", [copy.deepcopy, lambda cv: pickle.loads(cloudpickle.dumps(cv))]
 )
 def test_copies_are_the_same(duplicate):
-    cv = control_variates(two_groups(), {"y": 4, "counts": 2})
+    cv = control_variates(two_groups, {"y": 4, "counts": 2})
     other = duplicate(cv)
     one, two = (each.order.probe(np.random.default_rng(1)) for each in (cv, other))
     for mine, theirs in zip(one.rows, two.rows, strict=True):
@@ -276,7 +293,7 @@ def test_float32_stays_float32():
         logp, grad = cv(theta, cv.order.probe(np.random.default_rng(0)))
         assert logp.dtype == grad.dtype == np.float32
         mean = law(cv, theta)[1]
-    np.testing.assert_allclose(mean, exact(regression())(THETA)[1], rtol=1e-4)
+    np.testing.assert_allclose(mean, exact(regression)(THETA)[1], rtol=1e-4)
 
 
 # --- The noise
@@ -293,7 +310,7 @@ def test_noise_covariance_has_the_exact_mean():
 
 
 def test_noise_covariance_of_two_groups_has_the_exact_mean():
-    cv = control_variates(two_groups(), {"y": 2, "counts": 2})
+    cv = control_variates(two_groups, {"y": 2, "counts": 2})
     expected = law(cv, THETA)[2] / 2
     total = 0.0
     for k, (pool, counts) in enumerate(zip(cv.order.pools, cv.order.counts, strict=True)):

@@ -1,5 +1,7 @@
 """What is asked of a model's minibatches: the exact mean over all of them, or a refusal in words."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,9 @@ from pytensor.graph.basic import equal_computations
 from targets import gradient_of, on_rows
 
 
+@cache
 def compiled(model):
+    """A model's own log-density and gradient."""
     outputs = [model.logp(), model.dlogp()]
     return model.compile_fn(outputs, inputs=model.value_vars, point_fn=False, **FAST)
 
