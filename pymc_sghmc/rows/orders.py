@@ -68,14 +68,14 @@ class ByLeverage:
         """Draw ``k`` minibatches."""
         data = self.data
         drawn = [
-            pool[self._numbers(rng, pool.size, k * n)].astype(np.int64).reshape(k, n)
+            pool[self._numbers(rng, pool.size, (k, n))].astype(np.int64)
             for pool, n, rows in zip(self.pools, data.batch_sizes, data.whole, strict=True)
             if rows is None
         ]
         return Minibatches(tuple(drawn), data.whole, data.resident), place
 
-    def _numbers(self, rng, n_numbers, size):
-        return rng.integers(n_numbers, size=size)
+    def _numbers(self, rng, n_numbers, shape):
+        return rng.integers(n_numbers, size=shape)
 
     def probe(self, rng):
         """Draw a minibatch that no step of a chain is made of."""
@@ -104,5 +104,5 @@ class ByLeverage:
 class FewByLeverage(ByLeverage):
     """The same for a few rows at a time, of which NumPy's ``integers`` takes ten times as long."""
 
-    def _numbers(self, rng, n_numbers, size):
-        return (rng.random(size) * n_numbers).astype(np.int64)  # u < 1: never n_numbers itself
+    def _numbers(self, rng, n_numbers, shape):
+        return (rng.random(shape) * n_numbers).astype(np.int64)  # u < 1: never n_numbers itself
