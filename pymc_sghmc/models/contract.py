@@ -5,8 +5,6 @@ log p(row | θ)``, with batches as inputs of the graph, so that the caller draws
 be cut into independent rows is refused here, in words. The model is never touched.
 """
 
-import logging
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -28,8 +26,6 @@ from pymc_sghmc.models.likelihoods import (
     names_of,
     refuse_imputed,
 )
-
-_log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
 __all__ = ["Group", "minibatch_log_density"]
 
@@ -226,11 +222,9 @@ def _first_size(n_rows) -> int:
 def _checked_size(size, n_rows, given) -> int:
     if not is_whole(size):
         raise ValueError(f"batch_size={given!r}: must be a whole number of rows.")
-    if size < 1:
-        raise ValueError(f"batch_size={given!r}: must be at least 1 row.")
-    if size > n_rows:
-        _log.info(f"batch_size={given!r}: there are {n_rows} rows, of which each step uses all.")
-    return min(int(size), n_rows)
+    if not 1 <= size <= n_rows:
+        raise ValueError(f"batch_size={given!r}: must lie between 1 and the {n_rows} rows of data.")
+    return int(size)
 
 
 def _placeholder(source, i):

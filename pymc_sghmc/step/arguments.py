@@ -107,7 +107,7 @@ class SharedArguments(TypedDict, total=False):
         Rows in a minibatch, drawn anew at every inner step. Likelihoods with different numbers of
         rows take a dict that names observed variables, data containers or dims. "auto": as many as
         give the most effective draws per row, by the noise measured; 10 to 500 with second-order
-        control variates. More than there are: all. Default: those of ``pm.Minibatch``, or all data.
+        control variates. Default: the batches of ``pm.Minibatch``, or all data.
     data : dict of {str: array} or loader, optional
         Data too large for the model, which is built with a few of their rows in ``pm.Data``: arrays
         such as ``np.memmap`` by the names of these containers, of which no copy is made, or an

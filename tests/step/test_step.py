@@ -251,7 +251,7 @@ def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(mo
         ({"preconditioner": [1.0, -1.0, 1.0]}, "preconditioner: all entries must be finite"),
         ({"preconditioner": np.full((3, 3), 1.0)}, "preconditioner: the matrix must be symmetric"),
         ({"preconditioner": np.triu(np.ones((3, 3)))}, "preconditioner: the matrix must be"),
-        ({"batch_size": 0}, "batch_size=0: must be at least 1 row"),
+        ({"batch_size": 61}, "batch_size=61: must lie between 1 and the 60 rows"),
     ],
 )
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
@@ -289,13 +289,6 @@ def test_bad_argument_of_sghmc_is_refused_by_name(model, settings, message):
     settings = {"learning_rate": 1e-4, "batch_size": 10, **settings}
     with pytest.raises(ValueError, match=message):
         PaperSGHMC(model=model, compile_kwargs=FAST, **settings)
-
-
-def test_more_rows_than_there_are_are_all_of_them(model, caplog):
-    with caplog.at_level("INFO", logger="pymc.sghmc"):
-        step = build(SAMPLERS[0], model, batch_size=61)
-    assert "batch_size=61: there are 60 rows, of which each step uses all" in caplog.text
-    assert step.tuner.gradient.is_exact and step.tuner.gradient.data.batch_sizes == [60]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
