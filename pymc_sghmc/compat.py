@@ -71,7 +71,7 @@ def _blas():
 
 @contextmanager
 def _one_thread():
-    # threadpoolctl's own context manager lists all libraries anew, at ten times the cost
+    # threadpoolctl's own context manager lists all libraries anew, at twice the cost
     given = [library.get_num_threads() for library in _blas()]
     try:
         for library in _blas():

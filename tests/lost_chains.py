@@ -6,7 +6,6 @@ draw of its came with a warning, something was logged, or it ended in an error. 
 told: *silently* lost.
 """
 
-import logging
 import warnings
 
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import arviz as az
 import numpy as np
 import xarray as xr
 
+from logs import logged_warnings
 from pymc.exceptions import SamplingError
 
 from pymc_sghmc.compat import inference_data
@@ -44,19 +44,10 @@ class Ended(NamedTuple):
 
 @contextmanager
 def logged():
-    """Collect what PyMC and this package log as a warning or worse."""
-    texts, handler = [], logging.Handler(logging.WARNING)
-    handler.emit = lambda record: texts.append(record.getMessage())
-    loggers = [logging.getLogger(name) for name in ("pymc", "pymc_sghmc")]
-    for logger in loggers:
-        logger.addHandler(handler)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield texts
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
+    """Collect what is logged as a warning or worse; Python's own warnings aren't shown."""
+    with warnings.catch_warnings(), logged_warnings() as texts:
+        warnings.simplefilter("ignore")
+        yield texts
 
 
 def run_chain(step, start, seed, n_inner, n_steps=50) -> Ended:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_sghmc.faults import NonFinite
-from pymc_sghmc.rows.orders import FewByLeverage
+from pymc_sghmc.rows.orders import ByLeverage
 
 __all__ = ["Expansion", "expand", "fitted", "is_right", "noise_at"]
 
@@ -29,7 +29,7 @@ class Expansion(NamedTuple):
     logp: np.ndarray  # log-likelihood at θ̂, a number
     gradient: np.ndarray  # its gradient there, (d,)
     hessian: np.ndarray  # Σ JᵀCJ, (d, d)
-    order: FewByLeverage  # in which rows are drawn
+    order: ByLeverage  # in which rows are drawn
     tables: list  # of each group a, b and C of each row
 
     @property
@@ -87,7 +87,7 @@ def expand(gradient, centre, factor) -> tuple[Expansion, float]:
             tables[k][rows] = q.table(a, b, C)
     if not (np.isfinite(logp) and np.isfinite(slope).all() and np.isfinite(hessian).all()):
         raise NonFinite(position, slope, logp)
-    order = FewByLeverage(data, leverages)
+    order = ByLeverage(data, leverages)
     found = Expansion(
         position, np.asarray(logp), slope.astype(dtype), hessian.astype(dtype), order, tables
     )

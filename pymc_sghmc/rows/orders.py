@@ -11,7 +11,7 @@ import numpy as np
 
 from pymc_sghmc.rows.data import Minibatches
 
-__all__ = ["ByLeverage", "FewByLeverage", "WithReplacement"]
+__all__ = ["ByLeverage", "WithReplacement"]
 
 
 class WithReplacement:
@@ -68,14 +68,11 @@ class ByLeverage:
         """Draw ``k`` minibatches."""
         data = self.data
         drawn = [
-            pool[self._numbers(rng, pool.size, (k, n))].astype(np.int64)
+            pool[rng.integers(pool.size, size=(k, n))].astype(np.int64)
             for pool, n, rows in zip(self.pools, data.batch_sizes, data.whole, strict=True)
             if rows is None
         ]
         return Minibatches(tuple(drawn), data.whole, data.resident), place
-
-    def _numbers(self, rng, n_numbers, shape):
-        return rng.integers(n_numbers, size=shape)
 
     def probe(self, rng):
         """Draw a minibatch that no step of a chain is made of."""
@@ -99,10 +96,3 @@ class ByLeverage:
         copied = object.__new__(type(self))
         copied.__dict__.update({**self.__dict__, "data": deepcopy(self.data, memo)})
         return copied
-
-
-class FewByLeverage(ByLeverage):
-    """The same for a few rows at a time, of which NumPy's ``integers`` takes ten times as long."""
-
-    def _numbers(self, rng, n_numbers, shape):
-        return (rng.random(shape) * n_numbers).astype(np.int64)  # u < 1: never n_numbers itself

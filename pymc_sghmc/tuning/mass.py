@@ -13,7 +13,7 @@ import numpy as np
 
 from scipy.optimize import minimize
 
-__all__ = ["Mass", "centre_of_mass"]
+__all__ = ["Mass", "centre_of_mass", "lower"]
 
 N_PAIRS = 4  # of draws ±z; pairs make the mean exact where the posterior is symmetric
 ROWS_PER_UNKNOWN = 4  # in a share of the rows; with fewer each draw sees all of them
@@ -120,9 +120,8 @@ def _mean_field(counted, shares, start, z):
         bounds=[(None, None)] * d + [(-WIDEST, WIDEST)] * d,
         options={"maxiter": 400, "maxcor": 20, "gtol": 0.0, "ftol": 1e-2 / max(1.0, abs(first))},
     )
-    if (
-        np.abs(found.x[d:]).max() == WIDEST
-    ):  # a flat direction, or one in which it shrinks to a point
+    # a flat direction, or one in which it shrinks to a point
+    if np.abs(found.x[d:]).max() == WIDEST:
         return None, None
     return start + scale * found.x[:d], scale * np.exp(found.x[d:])
 

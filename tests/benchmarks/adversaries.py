@@ -24,39 +24,25 @@ together. V is the variance of the gradient in units of the posterior's curvatur
 a chain begins with, one and two sds from the centre, as the first set-up found it.
 """
 
-import os
-
-os.environ.update(
-    dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-)
-
+# ruff: noqa: I001  (untouched sets the environment before NumPy is imported)
 import argparse
-import importlib.metadata
-import json
-import platform
-import sys
 import time
 import warnings
 
-from pathlib import Path
+from untouched import rounded, setting
 
 import numpy as np
+import report
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+from hard_models import MODELS, posterior
+from lost_chains import as_inference_data, logged, lost, run_chain, trace, worst
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.23 announces ArviZ 1 at import.
-    from hard_models import MODELS, posterior
-    from lost_chains import as_inference_data, logged, lost, run_chain, trace, worst
-    from untouched import rounded, setting
-
-    from pymc_sghmc import SGHMC
-    from pymc_sghmc.diagnostics import (
-        check_bias,
-        configurational_temperature,
-        temperature_warnings,
-    )
+from pymc_sghmc import SGHMC
+from pymc_sghmc.diagnostics import (
+    check_bias,
+    configurational_temperature,
+    temperature_warnings,
+)
 
 FEW = 4  # chains that a user would have
 DEFAULTS = {"batch_size": "auto", "gradient": "second_order"}
@@ -212,22 +198,19 @@ def main():
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     settings, runs = DEFAULTS | dict(args.set), {}
+    machine = report.machine()
     for name in args.name:
         runs[name] = run(name, settings, args.seeds, args.inner)
-        print(json.dumps({name: runs[name]}), file=sys.stderr, flush=True)
-    packages = "numpy", "pymc", "pytensor", "arviz", "numba", "pymc-sghmc"
+        report.progress(name, runs[name])
     result = {
         "benchmark": "adversaries",
         "arguments": settings,
         "seeds": args.seeds,
         "inner": args.inner,
         "runs": runs,
-        "versions": {
-            "python": platform.python_version(),
-            **{package: importlib.metadata.version(package) for package in packages},
-        },
+        **report.closing(machine, "numpy", "pymc", "pytensor", "arviz", "numba", "pymc-sghmc"),
     }
-    print(json.dumps(result))
+    report.print_json(result)
     if args.markdown:
         print(f"\n{markdown(result)}")
 
@@ -237,7 +220,7 @@ def markdown(result):
     titles += "silently, pooled mean, pooled sd − 1, mean by chain, in own errors, sd by chain, "
     titles += "T_conf, trace, four chains: T_conf, trace, check_bias"
     titles = ["", *titles.split(", ")]
-    lines = ["| " + " | ".join(titles) + " |", "|---" + "|---:" * (len(titles) - 1) + "|"]
+    lines = [report.markdown_table(titles, [])]
     for name, row in result["runs"].items():
         cells = [name, f"{row['N']:,}", row["d"]]
         if "refused" in row:

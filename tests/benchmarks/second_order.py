@@ -32,9 +32,20 @@ from pathlib import Path
 import numpy as np
 import report
 
+from checkouts import ONE_THREAD
+
 ROOT = Path(__file__).parents[2]
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 D, TUNE = 50, 1000
+COLUMNS = {
+    "rows": "rows",
+    "steps": "steps a draw",
+    "learning_rate": "η",
+    "microseconds": "µs a draw",
+    "ess": "least ESS",
+    "ess_per_second": "ESS/s",
+    "whole": "ESS/s, whole",
+    "build": "set-up, s",
+}
 WAYS = {
     "before": {"batch_size": 500},
     "second order": {"batch_size": "auto", "gradient": "second_order"},
@@ -58,7 +69,9 @@ def model_of(n_rows):
 def least_ess(draws):
     import arviz as az
 
-    return min(float(np.squeeze(az.ess(draws[..., i].copy()))) for i in range(D))
+    from untouched import over_unknowns
+
+    return float(over_unknowns(az.ess, draws).min())
 
 
 def run(way, n_rows, draws, seed):
@@ -154,19 +167,8 @@ def main():
     result = {"benchmark": "second_order", "draws": args.draws, "rows": rows}
     report.print_json(result | report.closing(machine, *packages))
     if args.markdown:
-        keys = (
-            "rows",
-            "steps",
-            "learning_rate",
-            "microseconds",
-            "ess",
-            "ess_per_second",
-            "whole",
-            "build",
-        )
-        titles = ["N, way", "rows", "steps a draw", "η", "µs a draw", "least ESS", "ESS/s", "ESS/s, whole", "set-up, s"]  # fmt: skip
-        table = [[name, *(row.get(key) for key in keys)] for name, row in rows.items()]
-        print(report.markdown_table(titles, table))
+        table = [[name, *(row.get(key) for key in COLUMNS)] for name, row in rows.items()]
+        print(report.markdown_table(["N, way", *COLUMNS.values()], table))
 
 
 if __name__ == "__main__":

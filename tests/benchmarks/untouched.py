@@ -29,13 +29,11 @@ import argparse
 import ast
 import importlib.metadata
 import json
-import logging
 import platform
 import sys
 import time
 import warnings
 
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +47,8 @@ with warnings.catch_warnings():
     import pymc as pm
     import references
 
+    from logs import logged_warnings
+
     import pymc_sghmc
 
     from pymc_sghmc.diagnostics import configurational_temperature
@@ -59,23 +59,6 @@ BATCH = 500
 MEAN_TOLERANCE, SD_TOLERANCE = 0.1, 0.05  # in posterior sds; relative
 ERRORS = 4  # and so many standard errors
 SETTINGS = "learning_rate", "friction", "control_variates"  # where the statistics have them
-
-
-@contextmanager
-def logged_warnings():
-    """Collect what PyMC and this package log as a warning or worse, each text once."""
-    texts = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: texts.append(record.getMessage())
-    loggers = [logging.getLogger(name) for name in ("pymc", "pymc_sghmc")]
-    for logger in loggers:
-        logger.addHandler(handler)
-    try:
-        yield texts
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
-        texts[:] = dict.fromkeys(texts)
 
 
 def run(name, sampler, settings, **sample):

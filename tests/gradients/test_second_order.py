@@ -24,7 +24,7 @@ from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.expansion import fitted
 from pymc_sghmc.gradients.second_order import SecondOrder, second_order
 from pymc_sghmc.loaders import ArrayLoader
-from pymc_sghmc.rows.orders import ByLeverage, FewByLeverage
+from pymc_sghmc.rows.orders import ByLeverage
 from pymc_sghmc.tuning import setup
 from pymc_sghmc.tuning.budget import ChainTuning, inner_steps
 
@@ -554,11 +554,10 @@ def test_number_of_steps_is_within_its_limits(rate, n):
     assert inner_steps(tuning._replace(order=1)) == inner_steps(None) == 10
 
 
-@pytest.mark.parametrize("order", [ByLeverage, FewByLeverage])
-def test_rows_come_up_as_often_as_their_leverage_says(order):
+def test_rows_come_up_as_often_as_their_leverage_says():
     data = built(logistic)[0].data
     n, k = data.n_rows[0], 40_000
-    found = order(data, [np.arange(n, dtype=float) ** 2])
+    found = ByLeverage(data, [np.arange(n, dtype=float) ** 2])
     [drawn] = found.draw(np.random.default_rng(5), None, k)[0].drawn
     expected = k * data.batch_sizes[0] * found.counts[0] / found.pools[0].size
     counts = np.bincount(drawn.ravel(), minlength=n)

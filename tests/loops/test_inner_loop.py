@@ -96,7 +96,7 @@ def settings_of(sampler, noise_estimate=0.02):
     return settings
 
 
-def compare(sampler, model, kind, preconditioner, mode, k, tolerance, **settings):
+def assert_is_update(sampler, model, kind, preconditioner, mode, k, tolerance, **settings):
     gradient = gradient_by(model, kind, mode)
     dtype, factor = gradient.density.dtype, PRECONDITIONERS[preconditioner]
     if factor is not None:
@@ -135,7 +135,7 @@ KINDS = ("plain", "control_variates")
     ],
 )
 def test_compiled_steps_are_the_update_itself(model, sampler, kind, preconditioner):
-    compare(sampler, model, kind, preconditioner, "FAST_COMPILE", 200, 1e-12)
+    assert_is_update(sampler, model, kind, preconditioner, "FAST_COMPILE", 200, 1e-12)
 
 
 # Numba takes long to compile each rule. Quickly: test_seed_gives_the_same_draws_on_each_backend, of
@@ -149,19 +149,23 @@ SLOW_TO_COMPILE = {"NUMBA": pytest.mark.slow, "JAX": NEEDS_JAX, "FAST_COMPILE": 
 )
 def test_backends_agree_with_the_update_over_thousands_of_steps(model, sampler, mode):
     kind = "control_variates" if sampler is SAMPLERS[2] else "plain"
-    compare(sampler, model, kind, "dense", mode, 2000, 1e-11)
+    assert_is_update(sampler, model, kind, "dense", mode, 2000, 1e-11)
 
 
 def test_noise_estimate_by_unknown_is_passed_on(model):
     beta_hat = np.array([0.0, 0.1, 0.25])
-    compare(SAMPLERS[0], model, "plain", "diag", "FAST_COMPILE", 50, 1e-12, noise_estimate=beta_hat)
+    assert_is_update(
+        SAMPLERS[0], model, "plain", "diag", "FAST_COMPILE", 50, 1e-12, noise_estimate=beta_hat
+    )
 
 
 def test_single_precision_stays_single(monkeypatch):
     import pytensor
 
     with pytensor.config.change_flags(floatX="float32"):
-        compare(SAMPLERS[0], logistic("float32"), "plain", "diag", "FAST_COMPILE", 100, 2e-4)
+        assert_is_update(
+            SAMPLERS[0], logistic("float32"), "plain", "diag", "FAST_COMPILE", 100, 2e-4
+        )
 
 
 @pytest.mark.parametrize("mode", BACKENDS)
@@ -258,7 +262,7 @@ def test_control_variates_without_remembered_terms_are_compiled_alike(monkeypatc
         "pymc_sghmc.gradients.control_variates._with_row_terms", lambda density, data: None
     )
     own = logistic.__wrapped__()  # its gradient is not that of the other tests
-    compare(SAMPLERS[0], own, "control_variates", "none", "FAST_COMPILE", 50, 1e-10)
+    assert_is_update(SAMPLERS[0], own, "control_variates", "none", "FAST_COMPILE", 50, 1e-10)
 
 
 def test_wrong_step_is_found_on_the_users_own_model(model, monkeypatch, caplog):

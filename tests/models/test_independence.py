@@ -265,7 +265,7 @@ def test_start_alone_is_enough_where_no_other_point_is_finite():
     with pm.Model() as model:
         b = pm.Normal("b")
         pm.Normal("y", pt.switch(pt.eq(b, 0), 0.0, -np.inf), 1, observed=Y)
-    gradient_of(model, 4)
+    assert gradient_of(model, 4).data.batch_sizes == [4]
 
 
 def test_likelihood_finite_only_near_the_start_is_checked_there():
