@@ -73,6 +73,9 @@ class NoisyLinear:
             is_noisy=[True], noisy_batch_sizes=[1], rows=None, reload=lambda: None
         )
         self.density = SimpleNamespace(
+            centring=None,
+            from_model=lambda x: x,
+            to_model=lambda x: x,
             d=len(H),
             dtype=np.dtype(float),
             has_graph=True,

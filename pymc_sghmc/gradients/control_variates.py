@@ -13,6 +13,7 @@ from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.faults import NonFinite
 from pymc_sghmc.gradients.around_centre import AroundCentre
+from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
 from pymc_sghmc.models.row_terms import difference, row_terms
 from pymc_sghmc.rows.orders import ByLeverage
@@ -73,7 +74,8 @@ class ControlVariates(AroundCentre):
             shape = (N_LEVERAGE_PROBES if few else N_LEVERAGE_PROBES // 4, centre.size)
             # wider than the posterior, whose tails count, too
             z = 1.5 * np.random.default_rng(0).standard_normal(shape)
-            shifts = z @ factor.T if factor.ndim == 2 else z * factor
+            to_theta = Coordinates(factor).to_theta
+            shifts = z @ factor.T if factor.ndim == 2 else [to_theta(x) for x in z]
             ends = [centre + sign * shift for shift in shifts for sign in (1, -1)]
             points = [position, *(point.astype(dtype) for point in ends)]
             with np.errstate(all="ignore"):

@@ -10,7 +10,7 @@ from scipy.linalg import solve_triangular
 
 from pymc_sghmc.checks import check_matrix_size
 
-__all__ = ["Coordinates", "checked_preconditioner", "preconditioner_factor"]
+__all__ = ["Coordinates", "checked_preconditioner", "low_rank", "preconditioner_factor"]
 
 
 class Coordinates:
@@ -18,9 +18,9 @@ class Coordinates:
 
     Parameters
     ----------
-    factor : array of shape (d,) or (d, d), optional
-        L, a number for each unknown or a lower triangular matrix; a variable of a graph serves, too.
-        Default: 1, φ is θ.
+    factor : array of shape (d,), (d, d) or (1 + 2k, 1, d), optional
+        L, a number for each unknown, a lower triangular matrix, or `low_rank`; a variable of a graph
+        serves, too. Default: 1, φ is θ.
     """
 
     def __init__(self, factor=None):
@@ -30,6 +30,13 @@ class Coordinates:
             is_array = isinstance(factor, np.ndarray)
             self._transposed = np.ascontiguousarray(factor.T) if is_array else factor.T
 
+    @property
+    def _pairs(self):
+        """Scales s, U and cU of L = diag(s)(I + UᵀcU)."""
+        rows = self.factor[:, 0]
+        k = (rows.shape[0] - 1) // 2
+        return rows[0], rows[1 : k + 1], rows[k + 1 :]
+
     def on_graph(self, factor):
         """Return the same coordinates with a variable of a graph for L."""
         return Coordinates(factor)
@@ -38,6 +45,9 @@ class Coordinates:
         """θ = Lφ; φ itself where L is 1."""
         if self.ndim == 0:
             return phi
+        if self.ndim == 3:
+            scales, U, cU = self._pairs
+            return scales * (phi + (U @ phi) @ cU)
         return self.factor * phi if self.ndim == 1 else self.factor @ phi
 
     def from_theta(self, theta):
@@ -46,13 +56,36 @@ class Coordinates:
             return theta
         if self.ndim == 1:
             return theta / self.factor
+        if self.ndim == 3:
+            scales, U, cU = self._pairs
+            c = (U * cU).sum(axis=1)
+            return theta / scales - ((U @ (theta / scales)) * c / (1 + c)) @ U
         return solve_triangular(self.factor, theta, lower=True)
 
     def pull_back(self, gradient):
         """Lᵀg, the gradient with respect to φ."""
         if self.ndim == 0:
             return gradient
+        if self.ndim == 3:
+            scales, U, cU = self._pairs
+            scaled = scales * gradient
+            return scaled + (U @ scaled) @ cU
         return self.factor * gradient if self.ndim == 1 else self._transposed @ gradient
+
+    def shrunk(self, by):
+        """Return them with scales of θ that are smaller, by a number or by one for each."""
+        factor = self.factor.copy()
+        factor[(0, 0) if self.ndim == 3 else ()] *= np.asarray(by, dtype=factor.dtype)
+        return Coordinates(factor)
+
+
+def low_rank(scales, U, c) -> np.ndarray:
+    """Return L = diag(s)(I + UᵀcU) as one array, U with orthonormal rows.
+
+    Few directions in which unknowns depend on each other cost 4kd multiplications a step, where a
+    matrix costs 2d².
+    """
+    return np.concatenate([scales[None], U, c[:, None] * U])[:, None]
 
 
 def preconditioner_factor(preconditioner, d: int) -> np.ndarray:

@@ -16,7 +16,9 @@ from pytensor.gradient import NullTypeGradError
 from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.compat import ancestors
+from pymc_sghmc.gradients.centring import Centring
 from pymc_sghmc.loops.backends import shared_values
+from pymc_sghmc.models.centring import effects
 from pymc_sghmc.models.contract import minibatch_log_density
 from pymc_sghmc.models.jumps import conditional_unknowns
 
@@ -33,7 +35,7 @@ class Graph(NamedTuple):
     row_weights: list  # a vector for each group of rows
     rows: list  # a vector of row numbers for each
     arrays: list  # whose rows they are
-    given: list  # unknowns that other steps sample
+    given: list  # unknowns that other steps sample, and λ where effects are centred
     variables: list  # the model's own that make up the position
     gradient: pt.TensorVariable  # of the weighted log-density, (d,)
     by_row: list  # log-likelihood of each row, by group
@@ -60,10 +62,20 @@ class LogDensity:
         Arrays that take the place of what the model's ``pm.Data`` of these names hold.
     n_rows : int, optional
         Number of rows of the data if ``data`` holds some of them only.
+    may_centre : bool, default False
+        Whether positions may be in other coordinates than the model's, see `Centring`.
     """
 
     def __init__(
-        self, model, unknowns, batch_size, point, compile_kwargs=None, data=None, n_rows=None
+        self,
+        model,
+        unknowns,
+        batch_size,
+        point,
+        compile_kwargs=None,
+        data=None,
+        n_rows=None,
+        may_centre=False,
     ):
         data, variables = data or {}, list(unknowns.variables)
         lengths = {name: n_rows or len(array) for name, array in data.items()}
@@ -82,12 +94,19 @@ class LogDensity:
         }
         # The prior and each row have weights: 1 and N/n, or others for parts of the whole.
         terms = [group.log_likelihood for group in groups]
+        self.compile_kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
+        shapes = dict(zip(unknowns.names, unknowns.shapes, strict=True))
+        found = effects(model, terms, variables, shapes) if may_centre else []
+        self.centring, weights = Centring(found, unknowns, point) if found else None, []
+        if found:
+            written = self.centring.write([rest, *terms], self.compiled)
+            (rest, *terms), variables, *weights = written
         prior_weight = pt.scalar("prior_weight")
         row_weights = [pt.vector(f"row_weights_{i}") for i in range(len(groups))]
         weighted = [(w * rows).sum() for w, rows in zip(row_weights, terms, strict=True)]
         logp = pt.add(prior_weight * rest, *weighted)
 
-        given = [v for v in model.value_vars if v not in set(variables)]
+        given = [v for v in model.value_vars if v not in set(unknowns.variables)]
         self.given_types = [(v.name, v.dtype) for v in given]
         needed = set(ancestors(terms))
         self.needed_by_likelihood = [v.name for v in given if v in needed]
@@ -100,7 +119,7 @@ class LogDensity:
         gradient = gradient.astype(position.dtype)
         self.d, self.dtype = unknowns.d, unknowns.dtype
         self.weights_dtype = np.dtype(prior_weight.dtype)
-        self.compile_kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
+        given += weights
         self.graph = Graph(
             groups,
             point,
@@ -151,11 +170,22 @@ class LogDensity:
 
     def condition_on(self, point) -> None:
         """Hold the unknowns that other steps sample at their values in ``point``."""
-        if self.given_types:
-            # copies: in workers PyMC changes the arrays of a point in place
-            self.given = tuple(
-                np.array(point[name], dtype=dtype) for name, dtype in self.given_types
-            )
+        # copies: in workers PyMC changes the arrays of a point in place
+        given = (np.array(point[name], dtype=dtype) for name, dtype in self.given_types)
+        self.given = (*given, *([self.centring.weights] if self.centring else []))
+
+    def set_centring(self, weights) -> None:
+        """Let positions be in the coordinates with these λ, see `Centring`."""
+        self.centring.weights = weights
+        self.given = (*self.given[: len(self.given_types)], weights)
+
+    def to_model(self, position):
+        """Return what a position is in the model's own coordinates."""
+        return position if self.centring is None else self.centring.to_model(position)
+
+    def from_model(self, position):
+        """Return the position of unknowns in the model's own coordinates."""
+        return position if self.centring is None else self.centring.from_model(position)
 
     @contextmanager
     def at(self, given):

@@ -88,6 +88,7 @@ def minibatch_gradient(
     compile_kwargs=None,
     data=None,
     replace=True,
+    may_centre=False,
 ) -> MinibatchGradient:
     """Make the gradient from the model's own rows, or from arrays or a loader given as ``data``.
 
@@ -106,7 +107,9 @@ def minibatch_gradient(
     if data is not None and batch_size is None:
         raise ValueError("data= holds rows for minibatches: pass a batch_size, too.")
     point = model.initial_point() if initial_point is None else initial_point
-    make = partial(LogDensity, model, unknowns, batch_size, point, compile_kwargs)
+    make = partial(
+        LogDensity, model, unknowns, batch_size, point, compile_kwargs, may_centre=may_centre
+    )
     if data is not None and not isinstance(data, Mapping):
         source = Source(data, model)
         pilot = source.pilot()

@@ -67,8 +67,9 @@ def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=No
     model : pm.Model
         Never changed.
     batch_size : int, dict of {str: int} or "auto", optional
-        Rows in a minibatch. "auto": so many as a search begins with. A dict names each group of rows by an observed variable, a data
-        container or the leading dim. ``None``: the batches of ``pm.Minibatch`` where the model
+        Rows in a minibatch; where there are no more of them, all. "auto": so many as a search begins with.
+        A dict names each group of rows by an observed variable, a data container or the leading
+        dim. ``None``: the batches of ``pm.Minibatch`` where the model
         has one, else all data at every step.
     initial_point : dict, optional
         Values near which the independence of the rows is checked.
@@ -99,7 +100,7 @@ def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=No
     else:
         return _total(factors.values()), []
 
-    groups, used = _choose(model, candidates, batch_size, bool(minibatches))
+    groups, used = _choose(model, candidates, batch_size, bool(minibatches), lengths)
     sliced = {source for group in groups for source in (*group.sources, *minibatches)}
     rest = []
     for variable, factor in factors.items():
@@ -129,13 +130,13 @@ def _total(terms):
     return pt.add(*[term.sum() for term in terms], pt.zeros(()))
 
 
-def _choose(model, candidates, batch_size, from_minibatch) -> tuple[list[Group], list]:
+def _choose(model, candidates, batch_size, from_minibatch, lengths) -> tuple[list[Group], list]:
     """Group the candidates by their rows, give each group its batch size and cut its terms."""
     by_rows = {}
     for variable, candidate in candidates.items():
         by_rows.setdefault((candidate.n_rows, candidate.count), []).append(variable)
     groups, used = [], []
-    sizes = _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch)
+    sizes = _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch, lengths)
     for (n_rows, count), size in sizes.items():
         members = by_rows[n_rows, count]
         sources = [source for variable in members for source in candidates[variable].sources]
@@ -159,8 +160,20 @@ def _choose(model, candidates, batch_size, from_minibatch) -> tuple[list[Group],
     return groups, used
 
 
-def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch) -> dict:
+def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch, lengths) -> dict:
     """{(n_rows, count): batch size} of the groups of rows that are cut into minibatches."""
+
+    def checked_size(size, key):
+        if not is_whole(size):
+            raise ValueError(f"batch_size={batch_size!r}: must be a whole number of rows.")
+        if size > key[0] and not lengths and not _lies_on_its_side(model, by_rows[key]):
+            return key[0]
+        if not 1 <= size <= key[0]:
+            raise ValueError(
+                f"batch_size={batch_size!r}: must lie between 1 and the {key[0]} rows of data."
+            )
+        return int(size)
+
     labels = {
         key: [label for variable in members for label in _labels(model, variable, candidates)]
         for key, members in by_rows.items()
@@ -190,8 +203,7 @@ def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch) -> dict
                 "named is used whole."
             )
         return {
-            key: key[1] if batch_size is None else _checked_size(batch_size, key[0], batch_size)
-            for key in by_rows
+            key: key[1] if batch_size is None else checked_size(batch_size, key) for key in by_rows
         }
 
     unknown = [name for name in batch_size if not any(name in ls for ls in labels.values())]
@@ -203,7 +215,7 @@ def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch) -> dict
     sizes = {}
     for key in by_rows:
         named = [name for name in batch_size if name in labels[key]]
-        given = {_checked_size(batch_size[name], key[0], batch_size) for name in named}
+        given = {checked_size(batch_size[name], key) for name in named}
         if len(given) > 1:
             raise ValueError(
                 f"batch_size={dict(batch_size)!r}: gives {sorted(given)} to the same rows. Name "
@@ -219,12 +231,10 @@ def _first_size(n_rows) -> int:
     return n_rows if n_rows < FEW_ROWS else min(FIRST_SIZE, n_rows // 2)
 
 
-def _checked_size(size, n_rows, given) -> int:
-    if not is_whole(size):
-        raise ValueError(f"batch_size={given!r}: must be a whole number of rows.")
-    if not 1 <= size <= n_rows:
-        raise ValueError(f"batch_size={given!r}: must lie between 1 and the {n_rows} rows of data.")
-    return int(size)
+def _lies_on_its_side(model, observed) -> bool:
+    """Whether an outcome is longer on another axis than its first, where rows lie."""
+    shapes = [tuple(full_data(model.rvs_to_values[rv]).shape.eval()) for rv in observed]
+    return any(max(shape) > shape[0] for shape in shapes)
 
 
 def _placeholder(source, i):

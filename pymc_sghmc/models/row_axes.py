@@ -32,7 +32,7 @@ from pymc_sghmc.compat import (
     toposort,
 )
 
-__all__ = ["MIXED", "fixed_jacobians", "row_axes"]
+__all__ = ["MIXED", "fixed_jacobians", "row_axes", "simplified"]
 
 # What the leading axis of a variable's rows is called where it is none: the number of rows, the
 # row indices 0, 1, ..., and what mixes rows or may do so.
@@ -196,3 +196,53 @@ def _is_affine(node, unknown) -> bool:
             # The first input of ``second`` gives the shape alone.
             left += v.owner.inputs[getattr(v.owner.op, "scalar_op", None) == ps.second :]
     return True
+
+
+def simplified(graph, fixed):
+    """Write the same so that rows depend on the unknowns through fewer functions, and linear ones.
+
+    f(x, σ)[group], where f works entry by entry and isn't linear, becomes f(x[group], σ), and of a sum
+    what is linear becomes one term.
+    """
+    fixed, new = dict(fixed), {}
+    for node in toposort([graph], []):
+        old, inputs = node.outputs[0], [new.get(v, v) for v in node.inputs]
+        moves = old in fixed and not fixed[old]
+        linear = [v for v in inputs if fixed.get(v)]
+        if moves and _picks(node):
+            outputs = [_picked_first(*inputs, fixed)]
+        elif moves and node.op == pt.add and len(linear) > 1:
+            outputs = [pt.add(pt.add(*linear), *(v for v in inputs if v not in linear))]
+        elif any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
+            outputs = node.clone_with_new_inputs(inputs).outputs
+        else:
+            continue
+        pairs = list(zip(node.outputs, outputs, strict=True))
+        new.update(pairs)
+        fixed.update((out, fixed[v]) for v, out in pairs if v in fixed)
+    return new.get(graph, graph)
+
+
+def _picks(node) -> bool:
+    """Whether an operation picks one entry of the leading axis for each row."""
+    is_indexed = isinstance(node.op, AdvancedSubtensor) and len(node.inputs) == 2
+    return is_indexed and indexes_leading_axes(node) and node.inputs[1].type.ndim == 1
+
+
+def _picked_first(x, rows, fixed):
+    """x[rows], as far inside of ``x`` as can be; tell ``fixed`` of what is new."""
+    node = x.owner
+    if x not in fixed:
+        return x[rows]
+    if node is not None and _picks(node):
+        return _picked_first(node.inputs[0], node.inputs[1][rows], fixed)
+    by_entry = list(node.inputs) if node is not None and isinstance(node.op, Elemwise) else []
+    same = [v.type.broadcastable[0] for v in by_entry]  # for all entries, and so for all rows
+    if fixed[x] and not any(one and v in fixed for v, one in zip(by_entry, same, strict=True)):
+        by_entry = []
+    picked = [
+        v if one else _picked_first(v, rows, fixed) for v, one in zip(by_entry, same, strict=False)
+    ]
+    out = node.op(*picked) if picked else x[rows]
+    fixed[out] = fixed[x]
+    return out

@@ -119,7 +119,7 @@ def row_slopes(log_likelihoods, variables, batches, point) -> RowSlopes | None:
         None where `row_terms` would be, where a derivative ∂ζ/∂θ isn't the same everywhere, where
         a row has more than ``MAX_NUMBERS`` numbers, and where ℓ has no second derivative.
     """
-    cut = row_cuts(log_likelihoods, variables, batches, point)
+    cut = row_cuts(log_likelihoods, variables, batches, point, linear=True)
     if cut is None:
         return None
     unchecked, groups = cut

@@ -25,7 +25,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import AdvancedSubtensor
 
 from pymc_sghmc.models.graphs import slice_rows
-from pymc_sghmc.models.row_axes import fixed_jacobians, row_axes
+from pymc_sghmc.models.row_axes import fixed_jacobians, row_axes, simplified
 
 __all__ = ["RowTerms", "difference", "pull_back", "row_cuts", "row_terms", "summed_if_shared"]
 
@@ -86,23 +86,24 @@ def row_terms(log_likelihoods, variables, batches, point, check_bounds=True) -> 
     if found is None:
         return None
     unchecked, cuts = found
-    log_likelihoods = list(log_likelihoods) if check_bounds else unchecked
+    lls = log_likelihoods if check_bounds else unchecked
     terms = [
         pt.concatenate(
             [ll[:, None], *(cut.cotangent.reshape((ll.shape[0], cut.size)) for cut in group)],
             axis=1,
         )
-        for ll, group in zip(log_likelihoods, cuts, strict=True)
+        for ll, group in zip(lls, cuts, strict=True)
     ]
     return RowTerms(terms, list(variables), cuts)
 
 
-def row_cuts(log_likelihoods, variables, batches, point) -> tuple[list, list] | None:
-    """Return the log-likelihoods without PyMC's checks, and of each group its cuts, or None."""
+def row_cuts(log_likelihoods, variables, batches, point, linear=False) -> tuple | None:
+    """Return log-likelihoods without PyMC's checks, and of each group its cuts, linear if asked, or None."""
     # Checks look at all rows but let values through: they are no part of a cut.
     unchecked = [_without_checks(log_likelihood) for log_likelihood in log_likelihoods]
-    pairs = zip(unchecked, batches, strict=True)
-    cuts = [_cuts(graph, variables, inputs, point) for graph, inputs in pairs]
+    if linear:
+        unchecked = [simplified(ll, fixed_jacobians(ll, variables)) for ll in unchecked]
+    cuts = [_cuts(ll, variables, own, point) for ll, own in zip(unchecked, batches, strict=True)]
     return None if None in cuts else (unchecked, cuts)
 
 

@@ -1,12 +1,9 @@
 """The arguments that all stochastic-gradient samplers share: type, default, check and text, once.
 
-A sampler's ``__init__`` ends in ``**shared: Unpack[SharedArguments]``; signature and documentation of
-its class get them from here. Knows arguments; no model, no gradient, no chain.
+A sampler's ``__init__`` ends in ``**shared: Unpack[SharedArguments]``. Knows arguments; no model, no gradient, no chain.
 """
 
-import inspect
 import math
-import re
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_type_hints
@@ -20,18 +17,13 @@ from pymc_sghmc.schedules import Schedule
 
 __all__ = [
     "ARGUMENTS",
+    "TYPES",
     "Argument",
     "SharedArguments",
     "checked",
     "compared",
     "schedule_of",
-    "show_shared_arguments",
 ]
-
-# A docstring's section, up to the next one.
-PARAMETERS = re.compile(
-    r"^Parameters\n-+\n.*?(?=\n\n\S[^\n]*\n---|\s*\Z)", re.DOTALL | re.MULTILINE
-)
 
 
 def _as_it_is(name, value):
@@ -75,6 +67,17 @@ def _batch_size(name, value):
     return value
 
 
+def _centring(name, value):
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(f'{name}={value!r}: must be "auto", None or a dict such as {{"z": 0.5}}.')
+    for key, weight in value.items():
+        if not (is_number(weight) and 0 <= weight <= 1):
+            raise ValueError(f"{name}={value!r}: {key!r} must be a number from 0 to 1.")
+    return dict(value)
+
+
 def _target_bias(name, value):
     if not (is_number(value) and 0 < value < 1):
         raise ValueError(
@@ -104,7 +107,8 @@ class SharedArguments(TypedDict, total=False):
     Parameters
     ----------
     batch_size : int, dict of {str: int} or "auto", optional
-        Rows in a minibatch, drawn anew at every inner step. Likelihoods with different numbers of
+        Rows in a minibatch, drawn anew at every inner step; as many as there are, or more, are all of
+        them. Likelihoods with different numbers of
         rows take a dict that names observed variables, data containers or dims. "auto": as many as
         give the most effective draws per row, by the noise measured; 10 to 500 with second-order
         control variates. Default: the batches of ``pm.Minibatch``, or all data.
@@ -135,6 +139,12 @@ class SharedArguments(TypedDict, total=False):
         order of ``model.value_vars``; ``None`` is 1. "dense" and "diag" take it from the curvature
         at the centre. "auto": dense up to 1,000 unknowns, above that diagonal; and 1 with a given
         learning rate, which then has the unknowns' unit.
+    centring : "auto", None or dict of {str: float}, default "auto"
+        How far effects u of an unknown scale τ, in either form, ``Normal("u", mu, tau)`` and ``tau * z``,
+        are centred while sampling: the chain runs in uτ^(λ−1), which traces don't show. λ = 1 is u,
+        0 is u/τ. "auto": λ = r/(1 + r) for each entry, r the curvature of its likelihood over that of its
+        prior (Papaspiliopoulos et al. 2007; Gorinova et al. 2020); with a given learning rate and
+        no ``preconditioner``, as ``None``: the model's own form. A dict names λ of unknowns.
     target_bias : float, default 0.05
         Relative bias of the variances that automatic settings may cost, by what is measured of the
         gradient's noise: 0.05 is 2.5 % of a standard deviation.
@@ -173,6 +183,7 @@ class SharedArguments(TypedDict, total=False):
     preconditioner: Annotated[
         Literal["auto", "diag", "dense"] | np.ndarray | None, Argument("auto")
     ]
+    centring: Annotated[Literal["auto"] | Mapping[str, float] | None, Argument("auto", _centring)]
     target_bias: Annotated[float, Argument(0.05, _target_bias)]
     centre: Annotated[Mapping[str, Any] | None, Argument(None)]
     n_steps: Annotated[int | Literal["auto"], Argument("auto", _steps)]
@@ -186,11 +197,11 @@ class SharedArguments(TypedDict, total=False):
     blocked: Annotated[bool, Argument(True, is_compared=False)]
 
 
-_TYPES = {
+TYPES = {
     name: get_args(hint)
     for name, hint in get_type_hints(SharedArguments, include_extras=True).items()
 }
-ARGUMENTS = {name: argument for name, (_, argument) in _TYPES.items()}
+ARGUMENTS = {name: argument for name, (_, argument) in TYPES.items()}
 
 
 def checked(given, own=()) -> dict:
@@ -225,26 +236,3 @@ def compared(values) -> dict:
     """Return those of `checked` arguments that must be a saved state's for a chain to go on from it."""
     kept = {name: values[name] for name, argument in ARGUMENTS.items() if argument.is_compared}
     return kept | {"learning_rate": "a schedule"} if callable(kept["learning_rate"]) else kept
-
-
-def show_shared_arguments(cls) -> None:
-    """Put the shared arguments into signature and docstring of a class that takes ``**shared``."""
-    if "__init__" not in vars(cls):
-        return  # what it inherits is right
-    signature = inspect.signature(cls.__init__)
-    parameters = list(signature.parameters.values())
-    takes_shared = parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
-    if takes_shared:
-        parameters[-1:] = [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=argument.default, annotation=hint
-            )
-            for name, (hint, argument) in _TYPES.items()
-        ]
-        cls.__init__.__signature__ = signature.replace(parameters=parameters)
-    cls.__signature__ = signature.replace(parameters=parameters[1:])
-    if takes_shared and cls.__doc__:  # python -OO has none
-        text = inspect.getdoc(SharedArguments).partition("Parameters\n----------\n")[2]
-        cls.__doc__ = PARAMETERS.sub(
-            lambda found: f"{found[0]}\n{text}", inspect.cleandoc(cls.__doc__), count=1
-        )

@@ -99,15 +99,22 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
     kinds = "plain minibatches", "control variates", "second-order control variates"
     kind = kinds[tuning.order]
     kind = "all data" if tuner.gradient.is_exact else kind
-    shape = {0: "no", 1: "diagonal", 2: "dense"}[tuner.setup.coordinates.ndim]
+    shape = {0: "no", 1: "diagonal", 2: "dense", 3: "low-rank"}[tuner.setup.coordinates.ndim]
     settings = f"learning_rate={learning_rate:.3g}"
     if tuning.friction is not None:
         settings += f", friction={tuning.friction:.3g}"
     d = tuner.gradient.density.d
+    if tuner.gradient.density.centring is not None:
+        found = tuner.gradient.density.centring.by_name().items()
+        shape += (
+            f" preconditioner ({', '.join(f'{k} centred by {w.mean():.2f}' for k, w in found)})"
+        )
+    else:
+        shape += " preconditioner"
     if tuning.rows is not None:
         kind += f" of {tuning.rows} rows"
     _log.info(
-        f"{sampler}: {kind}, {shape} preconditioner of {d} unknown{'s' * (d > 1)}, {settings}; "
+        f"{sampler}: {kind}, {shape} of {d} unknown{'s' * (d > 1)}, {settings}; "
         f"{100 * tuning.bias:.1f} % bias of variances predicted. Setting up took "
         f"{tuner.setup.passes:.0f} passes over the data, {seconds:.1f} s."
     )
@@ -121,9 +128,7 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
             f"{sampler} found no mode around which the posterior is near a Gaussian: "
             "a funnel, a ridge or a flat direction, perhaps. Its settings may be far off, and "
             "temperatures can't show what chains don't reach: look at R-hat. Pass centre=, or use "
-            "NUTS. Groups of which the rows say little, because they are few or the groups hardly "
-            "differ, make a funnel with their common scale tau, and mu + tau * z makes none; of "
-            "groups with many rows that is the worse form."
+            "NUTS."
         )
 
 

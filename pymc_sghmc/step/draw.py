@@ -62,9 +62,9 @@ class Draw:
         self.weight += done.n_steps * (eta if weight is None else weight)
         self.kinetic += done.kinetic / eta
 
-    def statistics(self, target, tuning, gradient_noise, own) -> dict:
+    def statistics(self, target, chain, settings, own) -> dict:
         """Return the statistics of the draw, fields of the sampler's ``own`` state among them."""
-        m, d = self.n_steps, len(self.state.position)
+        tuning, m, d = chain.tuning, self.n_steps, len(self.state.position)
         return {
             "learning_rate": self.learning_rate,
             "draw_weight": self.weight,
@@ -72,7 +72,7 @@ class Draw:
             "configurational_temperature": target.virial / (m * d),
             "target_temperature": self.settings["temperature"],
             "gradient_norm": math.sqrt(target.square_norm / m),
-            "gradient_noise": gradient_noise,
+            "gradient_noise": settings.noise_share(self.settings, chain.noise),
             "friction": self.settings.get("friction", math.nan),
             "control_variates": tuning is not None and tuning.order > 0,
             "gradient_order": 0 if tuning is None else tuning.order,
@@ -84,12 +84,13 @@ class Draw:
             **{name: float(getattr(self.state, name)) for name in own},
         }
 
-    def statistics_of_fault(self, temperature, tuning, own, warning) -> dict:
+    def statistics_of_fault(self, step, warning) -> dict:
         """Return the statistics of a draw that couldn't be made."""
-        return dict.fromkeys([*STATISTICS, *own], math.nan) | {
+        tuning = step.chain.tuning
+        return dict.fromkeys([*STATISTICS, *step.statistics], math.nan) | {
             "learning_rate": self.learning_rate,
             "draw_weight": 0.0,
-            "target_temperature": temperature,
+            "target_temperature": step.tuner.settings.temperature,
             "control_variates": tuning is not None and tuning.order > 0,
             "gradient_order": 0 if tuning is None else tuning.order,
             "cycle": 0 if self.phase is None else self.phase.cycle,
@@ -176,6 +177,18 @@ class DrawLoop:
             raise NonFinite(position, position, draw.logp)
         self._left = draw.state, position
         return position
+
+    def where_it_was(self, state, target, position, own):
+        """Return the position of a chain's state if that is ``own`` in the model's coordinates.
+
+        The way there and back doesn't end at the very same numbers; ``position`` is its end.
+        """
+        density = target.gradient.density
+        if density.centring is None or state is None:
+            return position
+        known, left = self._left
+        here = left if state is known else target.coordinates.to_theta(state.position)
+        return here if (density.to_model(here) == own).all() else position
 
     def phase(self, tuning, n_updates) -> Phase:
         """Learning rate, temperature and weight of an inner step."""

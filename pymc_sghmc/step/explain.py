@@ -5,7 +5,7 @@ import numpy as np
 __all__ = ["explanation", "parting_words"]
 
 
-def explanation(error, unknowns, tuner, chain, start, learning_rate) -> str:
+def explanation(error, unknowns, tuner, chain, start, draw) -> str:
     """Say what isn't finite, where, and what may help.
 
     Parameters
@@ -16,7 +16,8 @@ def explanation(error, unknowns, tuner, chain, start, learning_rate) -> str:
     chain : Chain
     start : array of shape (d,)
         Where the draw began.
-    learning_rate : float
+    draw : Draw
+        As far as it went.
     """
     density, data = tuner.gradient.density, tuner.gradient.data
     what, bad = "position", error.position
@@ -42,10 +43,10 @@ def explanation(error, unknowns, tuner, chain, start, learning_rate) -> str:
         )
     if odd:  # they may be bounds
         return f"{where}: {rows} have {odd}. Drop such rows, if they aren't bounds"
-    n_draws = chain.n_tuned + chain.n_kept
+    eta, n_draws = draw.learning_rate, chain.n_tuned + chain.n_kept
     return (
         f"{where} at inner step {chain.n_updates} (draw {n_draws} of this chain) with "
-        f"learning_rate={learning_rate:.3g}. Try learning_rate={learning_rate / 10:.2g}{others}"
+        f"learning_rate={eta:.3g}. Try learning_rate={eta / 10:.2g}{others}"
     )
 
 

@@ -1,5 +1,6 @@
 """From a sampler's arguments to its gradients. Knows arguments and gradients, no chain."""
 
+from pymc_sghmc.gradients.centring import not_an_effect
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
 from pymc_sghmc.gradients.second_order import second_order
@@ -7,7 +8,7 @@ from pymc_sghmc.gradients.second_order import second_order
 __all__ = ["gradients"]
 
 
-def gradients(model, unknowns, point, given) -> tuple:
+def gradients(model, unknowns, point, given, preconditioner) -> tuple:
     """Return the plain gradient, and control variates of first and second order, or None for them.
 
     Parameters
@@ -18,7 +19,11 @@ def gradients(model, unknowns, point, given) -> tuple:
         A point of the model.
     given : dict
         Values of all shared arguments.
+    preconditioner : "diag", "dense", "auto", array or None
+        In use: with one that is given, settings have the unit of the model's own form.
     """
+    centring = given["centring"]
+    may_centre = centring is not None and (isinstance(preconditioner, str) or centring != "auto")
     plain = minibatch_gradient(
         model,
         unknowns,
@@ -27,7 +32,9 @@ def gradients(model, unknowns, point, given) -> tuple:
         given["compile_kwargs"],
         given["data"],
         given["replace"],
+        may_centre,
     )
+    _set_centring(plain.density, centring)
     kind = given["gradient"]
     given_rows = given["batch_size"] != "auto"
     if kind in ("control_variates", "second_order") and plain.is_exact and given_rows:
@@ -48,3 +55,13 @@ def gradients(model, unknowns, point, given) -> tuple:
             )
         second = None
     return plain, (ControlVariates(plain), second)
+
+
+def _set_centring(density, given):
+    """Put λ into use that are given by name."""
+    if isinstance(given, dict):
+        if density.centring is None and given:
+            raise ValueError(not_an_effect(given, next(iter(given)), ()))
+        if density.centring is not None:
+            density.set_centring(density.centring.named(given))
+            density.centring.is_free = False

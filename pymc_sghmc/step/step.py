@@ -30,13 +30,13 @@ from pymc_sghmc.step.arguments import (
     checked,
     compared,
     schedule_of,
-    show_shared_arguments,
 )
 from pymc_sghmc.step.chain import Chain, StochasticGradientState
 from pymc_sghmc.step.draw import STATISTICS, Draw, DrawLoop
 from pymc_sghmc.step.explain import explanation, parting_words
 from pymc_sghmc.step.gradients import gradients
 from pymc_sghmc.step.progress import make_progressbar_update_functions, progressbar_config
+from pymc_sghmc.step.signature import show_shared_arguments
 from pymc_sghmc.tuning.law import Rule
 from pymc_sghmc.tuning.noise_estimates import GivenNoise
 from pymc_sghmc.tuning.settings import Settings
@@ -91,22 +91,22 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         self.vars = continuous_variables(vars, model, name)
         point = starting_point(model, given["initial_point"])
         self.unknowns = Unknowns(self.vars, point)
-        initial, centre = self.unknowns.ravel(point), given["centre"]
         preconditioner = checked_preconditioner(given["preconditioner"], self.unknowns.d, schedule)
-        gradient, expansions = gradients(model, self.unknowns, point, given)
+        gradient, expansions = gradients(model, self.unknowns, point, given, preconditioner)
+        initial = gradient.density.from_model(self.unknowns.ravel(point))
         if self.blocked:
             cautions.warn_of_other_steps(name, model, gradient.density, given["data"])
-        if centre is not None:
-            centre = self.unknowns.ravel(unconstrained_point(model, centre))
+        if (centre := given["centre"]) is not None:
+            own = self.unknowns.ravel(unconstrained_point(model, centre))
+            centre = gradient.density.from_model(own)
         # Compile for the types that will come, here and not in each worker.
         gradient(initial, gradient.order.probe(np.random.default_rng(0)))
         cautions.warn_of_jumps(name, gradient, self.unknowns, initial)
-        noise = noise or GivenNoise(0.0, is_known=False)
         settings = Settings(
             Rule(self.update, self.state_type),
             schedule=schedule,
             friction=None if friction == "auto" else friction,
-            noise=noise.checked(gradient, preconditioner),
+            noise=(noise or GivenNoise(0.0, False)).checked(gradient, preconditioner),
             target_bias=float(given["target_bias"]),
             temperature=given["temperature"],
         )
@@ -120,8 +120,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             initial=initial,
             finds_rows=given["batch_size"] == "auto",
         )
-        varies = callable(given["learning_rate"])
-        self.draws = DrawLoop(self, self.tuner, given["n_steps"], schedule, varies)
+        n_steps, varies = given["n_steps"], callable(given["learning_rate"])
+        self.draws = DrawLoop(self, self.tuner, n_steps, schedule, varies)
         add_end_of_run_check(temperature_warnings)
         self.begin_chain(get_random_generator(given["rng"]))
         if self.tuner.needs_setup:
@@ -146,7 +146,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         self.draws.n_steps = 3 if n_steps == "auto" else min(3, n_steps)
         try:
             self.begin_chain(np.random.default_rng(0))
-            self.step(self.unknowns.unravel(self.tuner.initial, point))
+            self.step(self._point(self.tuner.initial, point))
         except SamplingError:
             pass  # pm.sample may start elsewhere; if not, the first draw says what is wrong
         finally:
@@ -176,8 +176,9 @@ class StochasticGradientStep(ByHandle, ChainSetup):
 
     def _draw(self, point):
         chain, tuner, draw = self.chain, self.tuner, Draw()
-        start = position = self.unknowns.ravel(point)
-        tuner.gradient.density.condition_on(point)
+        density, own = tuner.gradient.density, self.unknowns.ravel(point)
+        density.condition_on(point)
+        start = position = density.from_model(own)
         try:
             chain.tuning, position = tuner.begin_draw(chain.tuning, position, self.rng)
         except NonFinite as error:
@@ -185,6 +186,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         if chain.mean is None:
             chain.mean = tuner.setup.centre.position if tuner.setup else position.astype(float)
         target = tuner.target(chain.tuning)
+        position = self.draws.where_it_was(chain.state, target, position, own)
         target.begin_draw(chain, chain.mean)
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -194,20 +196,23 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             if not slower:
                 return self._stop(point, error, draw, start)
             chain.tuning, chain.state = slower, None
-            new = self.unknowns.unravel(tuner.setups.start(self.rng), point)
+            new = self._point(tuner.setups.start(self.rng), point)
             warning = cautions.change(old, slower, chain.n_updates)
-            return new, [self._statistics_of_fault(draw, warning)]
+            return new, [draw.statistics_of_fault(self, warning)]
         except Fault as error:
             return self._stop(point, error, draw, start)
-        share = tuner.settings.noise_share(draw.settings, chain.noise)
-        statistics = draw.statistics(target, chain.tuning, share, self.statistics)
+        statistics = draw.statistics(target, chain, tuner.settings, self.statistics)
         chain.state = draw.state
         if self.tune:
             self._tune(position, target, statistics["configurational_temperature"])
         else:
             chain.n_kept += 1
         statistics["warning"] = cautions.notice(type(self).__name__, tuner, chain, position)
-        return self.unknowns.unravel(position, point), [statistics]
+        return self._point(position, point), [statistics]
+
+    def _point(self, position, point):
+        """Return ``point`` with the values of a position."""
+        return self.unknowns.unravel(self.tuner.gradient.density.to_model(position), point)
 
     def _tune(self, position, target, temperature):
         """Learn from a tuning draw."""
@@ -228,17 +233,12 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         """End the chain: with an error where nothing is lost, else keeping what was sampled."""
         name, chain, message = type(self).__name__, self.chain, str(error)
         if isinstance(error, NonFinite):
-            eta = draw.learning_rate
-            message = explanation(error, self.unknowns, self.tuner, chain, start, eta)
+            message = explanation(error, self.unknowns, self.tuner, chain, start, draw)
         if chain.n_kept == 0:
             raise SamplingError(f"{name} stopped: {message}.")
         chain.fault = parting_words(name, message, chain.n_kept)
         warning = SamplerWarning(WarningType.DIVERGENCE, chain.fault, "error", chain.n_updates)
-        return dict(point), [self._statistics_of_fault(draw, warning)]
-
-    def _statistics_of_fault(self, draw, warning):
-        temperature, tuning = self.tuner.settings.temperature, self.chain.tuning
-        return draw.statistics_of_fault(temperature, tuning, self.statistics, warning)
+        return dict(point), [draw.statistics_of_fault(self, warning)]
 
     def after_unpickling(self):
         """Warn of temperatures at the end of runs in this process, too."""

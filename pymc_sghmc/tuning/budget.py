@@ -28,6 +28,7 @@ __all__ = [
     "largest_learning_rate",
     "score",
     "smallest_friction",
+    "worst_noise",
 ]
 
 MAX_LEARNING_RATE = 0.25  # ε = ½ posterior sd: the curvature may grow 16-fold before BAOAB diverges
@@ -35,6 +36,7 @@ FARTHEST_LEARNING_RATE = 1.0  # where it is known that the curvature hardly grow
 UNKNOWN_NOISE = 0.25  # share of the noise that a noise estimate or a thermostat may miss
 FIXED_ROWS = 50  # that cost as much as all else in a step
 MOST_INNER_STEPS, FEWEST_INNER_STEPS = 10, 3  # in a draw
+MANY = 1000  # directions, of which the noisiest can't be told
 RELAXED = 4.0  # times of relaxation after which the next draw hardly depends on this one
 MIN_FRICTION = 0.01  # the least that Chen et al. use
 
@@ -70,6 +72,15 @@ def smallest_friction(bias, budget, lower) -> float:
     if bias(1.0) >= budget:
         return 1.0 if bias(1.0) < math.inf else lower
     return brentq(lambda alpha: bias(alpha) - budget, lower, 1.0)
+
+
+def worst_noise(noise) -> float:
+    """Noise in the noisiest direction; of thousands, each measured roughly, it is their mean.
+
+    The largest of thousands of rough numbers says more of their errors, and directions that are noisier
+    than twice the mean have got shorter scales when the centre was set up.
+    """
+    return float(noise.max() if noise.size <= MANY else noise.mean())
 
 
 class ChainTuning(NamedTuple):
@@ -155,7 +166,7 @@ def choose(
         direction and the relaxation of the slowest.
     """
     # One thermostat is for all directions, and for all positions: some noise it must miss.
-    largest = float(tuning.noise.max())
+    largest = worst_noise(tuning.noise)
     share = float(tuning.noise.mean()) / largest if largest else 1.0
     mean_noise = noise * min(share, 1 - UNKNOWN_NOISE)
     has_friction = rule.has_friction

@@ -13,7 +13,18 @@ import numpy as np
 
 from scipy.optimize import minimize
 
-__all__ = ["Mass", "centre_of_mass", "lower"]
+from pymc_sghmc.gradients.coordinates import Coordinates
+
+__all__ = [
+    "FLAT",
+    "NEAR",
+    "Mass",
+    "centre_of_mass",
+    "draws_and_shares",
+    "lower",
+    "mean_field",
+    "nearer",
+]
 
 N_PAIRS = 4  # of draws ±z; pairs make the mean exact where the posterior is symmetric
 ROWS_PER_UNKNOWN = 4  # in a share of the rows; with fewer each draw sees all of them
@@ -47,31 +58,41 @@ def centre_of_mass(counted, start) -> Mass | None:
         Log-density and gradient at a point over a subset of the rows, which it counts.
     start : array of shape (d,)
     """
-    d = start.size
-    half = np.random.default_rng(0).standard_normal((N_PAIRS, d))
-    z = np.concatenate([half, -half])
-    shares = _shares(counted, len(z), d)
-    m, s = _mean_field(counted, shares, start, z)
-    if m is None:
+    z, shares = draws_and_shares(counted, start.size)
+    found = _mean_field(counted, shares, start, z)
+    if found is None:
         return None
+    m, s = found
     factor, moved = np.diag(s), np.inf
     for _ in range(ROUNDS):
         factor = _rescaled(counted, shares, m, factor, z)
-        m, moved = _nearer(counted, counted.subset, m, factor, z)
+        m, moved = nearer(counted, counted.subset, m, factor, z)
         if not NEAR <= moved < math.inf:
             break
     for _ in range(ROUNDS if counted.subset is not None else 0):  # the mean of all rows is another
-        m, moved = _nearer(counted, None, m, factor, z)
+        m, moved = nearer(counted, None, m, factor, z)
         if not NEAR <= moved < math.inf:
             break
     rough = _roughness(counted, m, factor, z)
     return Mass(m, factor, bool(moved < NEAR and rough < ROUGH))
 
 
+def mean_field(counted, start) -> tuple | None:
+    """Mean and scales alone of the best Gaussian with independent unknowns, from ``start``, or None."""
+    z, shares = draws_and_shares(counted, start.size)
+    return _mean_field(counted, shares, start, z)
+
+
 def lower(factor):
     """Lower triangular L with LLᵀ the same, by QR, which bears any condition number."""
     upper = np.linalg.qr(factor.T, mode="r")
     return upper.T * np.where(np.diag(upper) < 0, -1.0, 1.0)
+
+
+def draws_and_shares(counted, d):
+    """Draws in pairs ±z, and the rows that each sees."""
+    half = np.random.default_rng(0).standard_normal((N_PAIRS, d))
+    return np.concatenate([half, -half]), _shares(counted, 2 * N_PAIRS, d)
 
 
 def _shares(counted, n_draws, d) -> list:
@@ -111,7 +132,7 @@ def _mean_field(counted, shares, start, z):
         if first < 1e100:
             break
     else:
-        return None, None
+        return None
     found = minimize(
         energy,
         p,
@@ -122,7 +143,7 @@ def _mean_field(counted, shares, start, z):
     )
     # a flat direction, or one in which it shrinks to a point
     if np.abs(found.x[d:]).max() == WIDEST:
-        return None, None
+        return None
     return start + scale * found.x[:d], scale * np.exp(found.x[d:])
 
 
@@ -154,14 +175,15 @@ def _rescaled(counted, shares, m, factor, z):
     return lower(factor @ (vectors / np.sqrt(values)))  # the same root in each round
 
 
-def _nearer(counted, subset, m, factor, z):
+def nearer(counted, subset, m, factor, z):
     """Newton's step to a mean gradient of zero, and how long it would have been, in sds."""
-    gradient = np.mean([counted(m + factor @ draw, subset)[1] for draw in z], axis=0)
-    step = factor.T @ gradient
+    to_theta, pull_back = Coordinates(factor).to_theta, Coordinates(factor).pull_back
+    gradient = np.mean([counted(m + to_theta(draw), subset)[1] for draw in z], axis=0)
+    step = pull_back(gradient)
     moved = np.abs(step).max()
     if not math.isfinite(moved):
         return m, math.inf
-    return m + factor @ (step * min(1.0, FAR / max(moved, FAR))), moved
+    return m + to_theta(step * min(1.0, FAR / max(moved, FAR))), moved
 
 
 def _roughness(counted, m, factor, z) -> float:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pymc_sghmc.tuning.budget import choose
+from pymc_sghmc.tuning.budget import choose, worst_noise
 
 __all__ = ["Settings"]
 
@@ -44,7 +44,7 @@ class Settings:
 
     def chosen(self, tuning, setup):
         """Choose those that are free by what is known of the noise; return the tuning with them."""
-        noise = float(tuning.noise.max()) / (self.temperature or 1.0)
+        noise = worst_noise(tuning.noise) / (self.temperature or 1.0)
         # second-order noise grows fast with the distance: none of it counts as taken out
         left_in = 1.0 if tuning.order == 2 else self.noise.left_in
         return choose(

@@ -16,7 +16,8 @@ from scipy.linalg import solve_triangular
 from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
 from pymc_sghmc.gradients.noise import noise_covariance
 from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE, MAX_LEARNING_RATE
-from pymc_sghmc.tuning.centre import MAX_DENSE, Centre, find_centre, largest_curvature
+from pymc_sghmc.tuning.centre import Centre, find_centre
+from pymc_sghmc.tuning.curvature import MAX_DENSE, extreme_curvatures
 
 __all__ = ["MOST_FAR_NOISE", "Setup", "near", "same_inputs", "set_up", "unconstrained_point"]
 
@@ -93,11 +94,14 @@ def set_up(
             factor = None if preconditioner is None else preconditioner_factor(preconditioner, d)
         elif spread.ndim == 2:
             factor = np.sqrt(np.square(spread).sum(axis=1))
+        elif spread.ndim == 3 and kind == "diag":
+            factor = spread[0, 0]
         else:
             factor = spread
         stiffness, slowness = _extreme_curvatures(gradient.passes, centre, factor)
         if kind is not None:
-            factor, slowness, stiffness = factor / stiffness**0.5, slowness / stiffness, 1.0
+            factor = Coordinates(factor).shrunk(stiffness**-0.5).factor
+            slowness, stiffness = slowness / stiffness, 1.0
     if factor is not None:
         factor = factor.astype(gradient.density.dtype)
     passes = centre.passes
@@ -126,15 +130,18 @@ def set_up(
     anchors = tuple(
         e.anchor if V is not None else None for e, V in zip(expansions, noise[1:], strict=True)
     )
+    coordinates = Coordinates(factor)
     if kind is not None:
         # Directions in which the gradient is much noisier than in most would slow down all of them.
         known = [V for V in noise if V is not None]
         least = min(known, key=np.sum)
-        shrink = np.minimum(1.0, max(NOISY * np.median(least), 1.0) / np.maximum(least, 1e-300))
-        factor = factor * np.sqrt(shrink).astype(factor.dtype)
+        # of thousands, each measured roughly, the mean is known better than any
+        bearable = 2 * least.mean() if coordinates.ndim == 3 else NOISY * np.median(least)
+        shrink = np.minimum(1.0, max(bearable, 1.0) / np.maximum(least, 1e-300))
+        coordinates = coordinates.shrunk(np.sqrt(shrink))
         noise = Noise(*(None if V is None else V * shrink for V in noise))
-        slowness = slowness * float(shrink.min())
-    coordinates = Coordinates(factor)
+        if coordinates.ndim < 3:  # few of thousands don't set the friction of all
+            slowness = slowness * float(shrink.min())
     is_own = kind is not None and coordinates.ndim == 2
     phi = coordinates.from_theta(centre.position) if is_own else None
     slopes = stiffness, slowness, anchors, limit, far
@@ -150,8 +157,8 @@ def _extreme_curvatures(passes, centre, factor):
         matrix = np.diag(factor) if factor.ndim == 1 else factor
         scales = np.linalg.svd(solve_triangular(spread, matrix, lower=True), compute_uv=False) ** 2
         return float(scales[0]), float(scales[-1])
-    stiffness = largest_curvature(passes, centre.position, factor)
-    return stiffness, SLOW * stiffness
+    slowest, stiffest = extreme_curvatures(passes, centre.position, factor)
+    return stiffest, SLOW * stiffest if slowest is None else slowest
 
 
 def _noise(gradient, centre, factor, temperature):
@@ -196,7 +203,7 @@ def _exact_noise(second, centre, coordinates, temperature):
 def near(centre, rng, scale):
     """Draw from the Gaussian at the centre, wider by ``scale``."""
     z = scale * rng.standard_normal(centre.position.size)
-    return centre.position + (centre.factor @ z if centre.factor.ndim == 2 else centre.factor * z)
+    return centre.position + Coordinates(centre.factor).to_theta(z)
 
 
 def same_inputs(key, other) -> bool:

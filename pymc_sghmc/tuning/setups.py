@@ -9,6 +9,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.tuning.setup import near, same_inputs, set_up
 
 __all__ = ["Setups"]
@@ -110,8 +111,8 @@ class Setups:
 
     def _in_sds(self, position):
         shift, scale = position - self.current.centre.position, self.current.centre.factor
-        if scale.ndim == 1:
-            return shift / scale
+        if scale.ndim != 2:
+            return Coordinates(scale).from_theta(shift)
         return solve_triangular(scale, shift, lower=True, check_finite=False)
 
 

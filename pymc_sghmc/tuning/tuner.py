@@ -3,8 +3,7 @@
 What a chain does, in order: centre, coordinates and noise from the starting point (`setup`, shared
 by all chains from there), a start near the centre, settings from the bias budget (`budget`), and
 while tuning, after 8, 16, 32, … draws, all of this again from what the chain has measured. What a
-chain has found is its `ChainTuning`, which each method takes and returns anew. Contains no formula
-of a sampler.
+chain has found is its `ChainTuning`, which each method takes and returns anew. No formula of a sampler.
 """
 
 import math
@@ -17,6 +16,7 @@ from pymc_sghmc.faults import NonFinite
 from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
 from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.tuning.budget import ChainTuning, score
+from pymc_sghmc.tuning.centring import choose_centring
 from pymc_sghmc.tuning.options import options
 from pymc_sghmc.tuning.setups import Setups
 
@@ -106,6 +106,8 @@ class Tuner:
 
     def prepare(self) -> ChainTuning:
         """Set up for chains from the initial point, and return their first settings."""
+        points = choose_centring(self.gradient, self.initial, self.setups.given_centre)
+        self.initial, self.setups.given_centre = points
         self.setups.make_first(self.initial)
         return self._first_settings()
 

@@ -25,6 +25,8 @@ from zoo import (
     whole,
 )
 
+from pymc_sghmc.models.contract import minibatch_log_density
+
 # --- Several groups of rows
 
 
@@ -282,7 +284,13 @@ def test_full_array_beside_pm_minibatch_is_refused():
     refusal(model, None, "'y'", "can't be evaluated on some of its", "rows on the leading axis")
 
 
-@pytest.mark.parametrize("batch_size", [N + 1, 0, -3])
+@pytest.mark.parametrize("batch_size", [N, N + 1, 500, {"y": 500}])
+def test_batch_size_that_no_data_fill_is_all_rows(batch_size):
+    _, [group] = minibatch_log_density(build(constants, whole, None), batch_size)
+    assert group.batch_size == N
+
+
+@pytest.mark.parametrize("batch_size", [0, -3])
 def test_batch_size_outside_the_data_is_refused(batch_size):
     refusal(
         build(constants, whole, None), batch_size, f"batch_size={batch_size}", f"1 and the {N} rows"
@@ -307,7 +315,7 @@ def test_batch_size_may_be_any_integer(batch_size):
         (4, ("batch_size=4", "different numbers of rows", "Name the groups")),
         ({"nobody": 4}, ("'nobody' names no group", "'y'", "'row'", "'x_other'", "7 rows")),
         ({"y": 4, "row": 5}, ("[4, 5] to the same rows", "Name them once")),
-        ({"counts": 8}, ("batch_size={'counts': 8}", "between 1 and the 7 rows")),
+        ({"counts": -8}, ("batch_size={'counts': -8}", "between 1 and the 7 rows")),
         ({"counts": True}, ("batch_size={'counts': True}", "whole number")),
         ({"y": "4", "row": 4}, ("batch_size={'y': '4', 'row': 4}", "whole number")),
     ],

@@ -521,14 +521,18 @@ def test_climb_into_the_neck_of_a_funnel_is_warned_of(caplog):
     groups = rng.integers(30, size=1000)
     z = rng.normal(0, 0.05, size=30)[groups] + rng.standard_normal(1000)
 
-    def warnings_of(group_of):
+    def warnings_of(group_of, **settings):
         caplog.clear()
         with pm.Model() as model:
             tau = pm.HalfNormal("tau", 1)
             pm.Normal("z", group_of(tau)[groups], 1, observed=z)
         with caplog.at_level("WARNING", logger="pymc.sghmc"):
-            SGHMC(batch_size=100, model=model, compile_kwargs=FAST)
+            SGHMC(batch_size=100, model=model, compile_kwargs=FAST, **settings)
         return caplog.text
 
-    assert "found no mode" in warnings_of(lambda tau: pm.Normal("group", 0, tau, shape=30))
+    def centred(tau):
+        return pm.Normal("group", 0, tau, shape=30)
+
+    assert "found no mode" in warnings_of(centred, centring=None)
+    assert warnings_of(centred) == ""
     assert warnings_of(lambda tau: tau * pm.Normal("raw", 0, 1, shape=30)) == ""

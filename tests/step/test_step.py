@@ -251,7 +251,7 @@ def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(mo
         ({"preconditioner": [1.0, -1.0, 1.0]}, "preconditioner: all entries must be finite"),
         ({"preconditioner": np.full((3, 3), 1.0)}, "preconditioner: the matrix must be symmetric"),
         ({"preconditioner": np.triu(np.ones((3, 3)))}, "preconditioner: the matrix must be"),
-        ({"batch_size": 61}, "batch_size=61: must lie between 1 and the 60 rows"),
+        ({"batch_size": -1}, "batch_size=-1: must lie between 1 and the 60 rows"),
     ],
 )
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)

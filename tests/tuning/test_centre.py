@@ -11,7 +11,9 @@ from targets import gradient_of, linear_regression
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.tuning import centre
-from pymc_sghmc.tuning.centre import NEAR, find_centre, largest_curvature
+from pymc_sghmc.tuning import curvature as measured
+from pymc_sghmc.tuning.centre import NEAR, find_centre
+from pymc_sghmc.tuning.curvature import CountedPasses, extreme_curvatures
 from pymc_sghmc.tuning.setup import same_inputs, unconstrained_point
 
 
@@ -103,13 +105,13 @@ def test_diagonal_factor_gives_the_posteriors_energy():
     np.testing.assert_allclose(np.diag(unit), 1, atol=0.25)
     assert abs(np.trace(unit) / 6 - 1) < 0.12
     exact = np.linalg.eigvalsh(np.diag(scales) @ H @ np.diag(scales))[-1]
-    assert largest_curvature(passes, mean, scales) == pytest.approx(exact, rel=0.1)
+    assert extreme_curvatures(passes, mean, scales)[1] == pytest.approx(exact, rel=0.1)
 
 
 @pytest.fixture
 def rows(monkeypatch):
     """4,000 rows, of which the optimiser sees 500 at first."""
-    monkeypatch.setattr(centre, "SUBSET_ROWS", 500)
+    monkeypatch.setattr(measured, "SUBSET_ROWS", 500)
     rng = np.random.default_rng(5)
     y = rng.normal([1.0, -2.0], [0.5, 3.0], size=(4000, 2))
     with pm.Model() as model:
@@ -144,7 +146,7 @@ def test_subset_of_the_rows_leads_to_the_mode_of_all_in_few_passes(rows):
 def test_mode_of_the_subset_is_not_that_of_all_rows(rows):
     # Negative control: without the last passes the mode would be that of other data.
     model, H, mean = rows
-    counted = centre._Counted(passes_of(model, 100))
+    counted = CountedPasses(passes_of(model, 100))
     x, _, _ = centre._climb(counted, mean, np.ones(2), counted.subset, maxiter=100)
     assert np.sqrt((x - mean) @ H @ (x - mean)) > 5 * NEAR
 

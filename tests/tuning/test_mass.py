@@ -13,8 +13,9 @@ from scipy.special import logsumexp
 from targets import gradient_of
 
 from pymc_sghmc import SGHMC
-from pymc_sghmc.tuning import centre, mass
+from pymc_sghmc.tuning import centre, curvature, mass
 from pymc_sghmc.tuning.centre import find_centre
+from pymc_sghmc.tuning.curvature import CountedPasses
 from pymc_sghmc.tuning.mass import NEAR, centre_of_mass
 
 GROUPS, ROWS, SIGMA = 40, 5, 1.0  # of the hierarchical model
@@ -23,7 +24,7 @@ MEANS = rng.normal(1.0, 0.8, GROUPS) + rng.normal(0, SIGMA / ROWS**0.5, GROUPS) 
 
 
 def counted_of(model, batch_size=None):
-    return centre._Counted(gradient_of(model, batch_size).passes)
+    return CountedPasses(gradient_of(model, batch_size).passes)
 
 
 def potential(energy, d):
@@ -120,7 +121,7 @@ def test_groups_have_their_centre_in_the_bulk(form):
 
 
 def test_mean_of_a_subset_is_brought_to_that_of_all_rows(monkeypatch):
-    monkeypatch.setattr(centre, "SUBSET_ROWS", 500)
+    monkeypatch.setattr(curvature, "SUBSET_ROWS", 500)
     y = np.random.default_rng(5).normal([1.0, -2.0], [0.5, 3.0], size=(4000, 2))
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 10, shape=2)

@@ -1,0 +1,85 @@
+"""How far each effect is centred: by what its rows say of it, beside what its prior says.
+
+Knows passes over the data and a fit of a Gaussian, no models and no samplers.
+"""
+
+import math
+
+import numpy as np
+
+from pymc_sghmc.tuning.curvature import MAX_DENSE, CountedPasses
+from pymc_sghmc.tuning.mass import centre_of_mass, mean_field
+
+__all__ = ["choose_centring"]
+
+STEP = 1e-3  # prior standard deviations, of differences of gradients
+N_PAIRS = 8  # of draws ±z from the fit
+TINY = 1e-12
+
+
+def choose_centring(gradient, *points) -> tuple:
+    """Choose λ of all effects, if that is left, put it into use, and return ``points`` in these coordinates.
+
+    r is the curvature of an effect's likelihood over that of its prior, and λ = r/(1 + r). Both are
+    taken at draws from a Gaussian that is fitted with λ = 0: with λ = 1 such fits end at scales of
+    zero where r is small, and would read r = 0 there.
+
+    Parameters
+    ----------
+    gradient : MinibatchGradient
+    *points : array of shape (d,) or None
+        In the present coordinates; the fit begins at the first.
+    """
+    density = gradient.density
+    if density.centring is None or not density.centring.is_free:
+        return points
+    own = [None if point is None else density.to_model(point) for point in points]
+    density.set_centring(_chosen(gradient, own[0]))
+    density.centring.is_free = False
+    return tuple(None if point is None else density.from_model(point) for point in own)
+
+
+def _chosen(gradient, start):
+    """λ of all entries, by a fit from a point in the model's own coordinates."""
+    density = gradient.density
+    centring, counted = density.centring, CountedPasses(gradient.passes)
+    none = np.zeros_like(centring.as_written)
+    density.set_centring(none)
+    fit = mean_field(counted, density.from_model(start).astype(float))
+    if fit is None:
+        return centring.as_written
+    ratios, below = _ratios(counted, *fit, centring.places.values())
+    found = ratios / (1 + ratios)
+    if start.size > MAX_DENSE:
+        return found
+    for weights in (found, below * ratios / (1 + below * ratios), none):
+        density.set_centring(weights)
+        mass = centre_of_mass(counted, density.from_model(start).astype(float))
+        if mass is not None and mass.is_near:
+            return weights
+    return found
+
+
+def _ratios(counted, mean, sds, places):
+    """Curvature of the likelihood in each effect's prior standard deviations, and what it may fall to.
+
+    It goes with the square of the scale τ. The latter is a factor for τ one standard deviation below
+    its mean: where τ is hardly known, a form may have to serve small ones rather than the usual.
+    """
+    half = np.random.default_rng(0).standard_normal((N_PAIRS, mean.size))
+    half /= np.sqrt(np.square(half).mean(axis=0))  # their mean square is 1
+    found = {(place.start, place.stop): [] for place in places}
+    for z in (*half, *-half):
+        point = mean + sds * z
+        here = counted.likelihood(point)
+        for start, stop in found:
+            moved = point.copy()
+            moved[start:stop] += STEP
+            there = counted.likelihood(moved)
+            found[start, stop].append((here - there)[start:stop] / STEP)
+    ratios, factors = [], []
+    for by_draw in map(np.array, found.values()):
+        over_draws = np.log(np.maximum(np.nan_to_num(by_draw).mean(axis=1), TINY))
+        ratios.append(np.maximum(np.nan_to_num(by_draw.mean(axis=0)), 0.0))
+        factors.append(np.full(by_draw.shape[1], math.exp(-over_draws.std())))
+    return np.concatenate(ratios), np.concatenate(factors)

@@ -1,0 +1,89 @@
+"""A centre of mass for unknowns by the thousand: scales of each, and the few directions that differ most.
+
+The posterior of many effects, each known by its own rows, and few unknowns that all rows share differs
+from independent unknowns in about two directions for each of the latter. Knows passes over the data and
+SciPy, no samplers.
+"""
+
+import numpy as np
+
+from scipy.sparse.linalg import eigsh
+
+from pymc_sghmc.gradients.coordinates import Coordinates, low_rank
+from pymc_sghmc.tuning.curvature import first_vector, operator_of
+from pymc_sghmc.tuning.mass import FLAT, NEAR, draws_and_shares, mean_field, nearer
+
+__all__ = ["low_rank_mass"]
+
+N_DIRECTIONS = 12  # of the least and of the largest curvature
+ROUNDS = 3
+STEP = 1e-3  # of differences of gradients, in standard deviations
+FEW = 64  # entries of an unknown whose curvatures are taken one by one
+
+
+def low_rank_mass(counted, start, blocks) -> tuple | None:
+    """Mean and factor of a Gaussian near the posterior, from ``start``; None where there is none.
+
+    Parameters
+    ----------
+    counted : CountedPasses
+    start : array of shape (d,)
+    blocks : list of slice
+        Of unknowns whose entries hardly depend on each other, such as a group's effects.
+    """
+    fit = mean_field(counted, start)
+    if fit is None:
+        return None
+    m, factor = fit
+    z, shares = draws_and_shares(counted, start.size)
+    for _ in range(ROUNDS):
+        factor = _rescaled(counted, shares, m, factor, z, blocks)
+        if factor is None:
+            return fit
+        m, moved = nearer(counted, counted.subset, m, factor, z)
+        if not NEAR <= moved < np.inf:
+            break
+    if counted.subset is not None:
+        m, moved = nearer(counted, None, m, factor, z)
+    return m, factor
+
+
+def _rescaled(counted, shares, m, factor, z, blocks):
+    """L with LᵀH̄L near 1, H̄ the mean of the Hessian of −log p over the draws, by differences."""
+    d, coordinates = m.size, Coordinates(factor)
+    points = [m + coordinates.to_theta(draw) for draw in z]
+    here = [counted(point, share)[1] for point, share in zip(points, shares, strict=True)]
+
+    def product(shift):
+        there = [
+            counted(point + STEP * shift, share)[1]
+            for point, share in zip(points, shares, strict=True)
+        ]
+        return np.mean(np.subtract(here, there), axis=0) / STEP
+
+    old = factor if factor.ndim == 1 else factor[0, 0]
+    scales = old / np.sqrt(_diagonal(product, old, blocks))
+    inside = operator_of(lambda x: scales * product(scales * x), d)
+    k = min(2 * N_DIRECTIONS, d // 4)
+    values, vectors = eigsh(inside, k=k, which="BE", tol=0.05, ncv=4 * k, **first_vector(d))
+    if not np.isfinite(values).all():
+        return None
+    return low_rank(scales, vectors.T, np.maximum(np.abs(values), FLAT**2) ** -0.5 - 1)
+
+
+def _diagonal(product, scales, blocks):
+    """Diagonal of the Hessian in units of ``scales``, near 1 as a rule."""
+    diagonal = np.ones_like(scales)
+    left = np.ones(scales.size, dtype=bool)
+    for block in blocks:
+        left[block] = False
+        shift = np.zeros_like(scales)
+        shift[block] = scales[block]
+        diagonal[block] = (scales * product(shift))[block]
+    few = np.flatnonzero(left)
+    if few.size <= FEW:
+        for i in few:
+            shift = np.zeros_like(scales)
+            shift[i] = scales[i]
+            diagonal[i] = scales[i] * product(shift)[i]
+    return np.maximum(np.nan_to_num(np.where(diagonal > 0, diagonal, 1.0), nan=1.0), FLAT)

@@ -1,0 +1,207 @@
+"""Coordinates of effects: the same density for every λ, there and back, and only where there are effects."""
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from modes import FAST
+
+from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.models.unknowns import Unknowns
+
+G, N = 5, 30
+rng = np.random.default_rng(8)
+GROUP, X, Y = rng.integers(G, size=N), rng.standard_normal(N), rng.standard_normal(N)
+
+
+def observed(mu):
+    pm.Normal("y", mu, 1.5, observed=Y)
+
+
+def centred():
+    tau = pm.HalfNormal("tau")
+    observed(pm.Normal("u", pm.Normal("mu"), tau, shape=G)[GROUP])
+
+
+def non_centred():
+    observed((pm.HalfNormal("tau") * pm.Normal("z", shape=G))[GROUP] + pm.Normal("mu"))
+
+
+def picked_before_it_is_scaled():
+    observed(pm.Normal("z", shape=G)[GROUP] * pm.Uniform("tau", 0, 5) + pm.Normal("mu"))
+
+
+def named():
+    z = pm.Normal("z", shape=G)
+    u = pm.Deterministic("u", z * pm.math.exp(pm.Normal("log_tau")))
+    observed(pm.Normal("b") * X + u[GROUP])
+
+
+def student():
+    tau = pm.HalfCauchy("tau", 1)
+    observed(pm.StudentT("u", nu=pm.Gamma("nu", 5, 1), mu=0, sigma=tau, shape=G)[GROUP])
+
+
+def slopes():
+    tau = pm.HalfNormal("tau", shape=2)
+    u = pm.Normal("u", 0, tau, shape=(G, 2))
+    observed(u[GROUP, 0] + u[GROUP, 1] * X)
+
+
+def scales_along_the_first_axis():
+    z, tau = pm.Normal("z", shape=(2, G)), pm.HalfNormal("tau", shape=2)
+    u = tau[:, None] * z
+    observed(u[0][GROUP] + u[1][GROUP] * X)
+
+
+def correlated():
+    chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2.0, sd_dist=pm.HalfNormal.dist(1.0))
+    u = pm.MvNormal("u", pm.Normal("mu", shape=2), chol=chol, shape=(G, 2))
+    observed(u[GROUP, 0] + u[GROUP, 1] * X)
+
+
+def nested():
+    outer, inner = pm.HalfNormal("outer"), pm.HalfNormal("inner")
+    r = pm.Normal("r", 0, outer, shape=2)
+    observed(pm.Normal("u", r[np.arange(G) % 2], inner, shape=G)[GROUP])
+
+
+def nested_and_non_centred():
+    r = pm.HalfNormal("outer") * pm.Normal("zr", shape=2)
+    u = r[np.arange(G) % 2] + pm.HalfNormal("inner") * pm.Normal("zu", shape=G)
+    observed(u[GROUP])
+
+
+def a_scale_for_each():
+    local = pm.HalfCauchy("local", 1, shape=G)
+    observed(pm.Normal("u", 0, local * pm.HalfCauchy("tau", 1))[GROUP])
+
+
+def a_scale_with_a_centred_location():
+    log_tau = pm.Normal("log_tau", pm.Normal("m"), pm.HalfNormal("s"), shape=G)
+    observed(pm.Normal("u", 0, pm.math.exp(log_tau))[GROUP])
+
+
+EFFECTS = {
+    centred: {"u"},
+    non_centred: {"z"},
+    picked_before_it_is_scaled: {"z"},
+    named: {"z"},
+    student: {"u"},
+    slopes: {"u"},
+    scales_along_the_first_axis: {"z"},
+    correlated: {"u"},
+    nested: {"r", "u"},
+    nested_and_non_centred: {"zr", "zu"},
+    a_scale_for_each: {"u"},
+    a_scale_with_a_centred_location: {"u", "log_tau"},
+}
+
+
+def built(build, names=None):
+    with pm.Model() as model:
+        build()
+    point = model.initial_point()
+    values = [v for v in model.value_vars if names is None or v.name in names]
+    unknowns = Unknowns(values, point)
+    density = LogDensity(model, unknowns, 10, point, FAST, may_centre=True)
+    return model, point, unknowns, density
+
+
+def log_density(density, position):
+    rows = np.arange(N)
+    arrays = [source.data if hasattr(source, "data") else source for source in density.sources]
+    return float(density(position, np.ones(()), [np.ones(N)], [rows], arrays)[0])
+
+
+@pytest.mark.parametrize("build", EFFECTS, ids=lambda build: build.__name__)
+def test_density_is_the_models_with_the_jacobian_of_the_change(build):
+    model, point, unknowns, density = built(build)
+    centring = density.centring
+    assert set(centring.places) == EFFECTS[build]
+    logp, rng = model.compile_logp(), np.random.default_rng(0)
+    for i in range(4):
+        # the model's own first; without the Jacobian the others are red
+        weights = centring.as_written if i == 0 else rng.random(centring.as_written.size)
+        density.set_centring(weights)
+        x = density.from_model(unknowns.ravel(point)) + 0.4 * rng.standard_normal(unknowns.d)
+        jacobian = np.array(
+            [
+                (density.to_model(x + 1e-6 * u) - density.to_model(x - 1e-6 * u)) / 2e-6
+                for u in np.eye(unknowns.d)
+            ]
+        )
+        sign, log_jacobian = np.linalg.slogdet(jacobian)
+        expected = float(logp(unknowns.unravel(density.to_model(x), point))) + log_jacobian
+        assert sign == 1 and (i == 0) == (abs(log_jacobian) < 1e-8)
+        assert log_density(density, x) == pytest.approx(expected, abs=1e-6)
+        np.testing.assert_allclose(density.from_model(density.to_model(x)), x, rtol=1e-9)
+
+
+def test_unit_of_effects_is_their_scale_to_the_power_of_lambda():
+    _, point, unknowns, density = built(non_centred)
+    own = {"tau_log__": np.log(3.0), "z": np.full(G, 2.0), "mu": 0.0}
+    position = unknowns.ravel(own)
+    for weight in (0.0, 0.25, 1.0):
+        density.set_centring(np.full(G, weight))
+        a = density.from_model(position)[unknowns.places["z"]]
+        np.testing.assert_allclose(a, 2 * 3.0**weight)
+    _, _, unknowns, density = built(centred)
+    position = unknowns.ravel({"tau_log__": np.log(3.0), "u": np.full(G, 7.0), "mu": 1.0})
+    for weight in (0.0, 0.25, 1.0):
+        density.set_centring(np.full(G, weight))
+        a = density.from_model(position)[unknowns.places["u"]]
+        np.testing.assert_allclose(a, weight + 6 * 3.0 ** (weight - 1))
+
+
+def nothing_is_unknown():
+    observed((2.0 * pm.Normal("z", shape=G))[GROUP])
+
+
+def scale_may_be_negative():
+    observed((pm.Normal("slope") * pm.Normal("z", shape=G))[GROUP])
+
+
+def used_twice():
+    z = pm.Normal("z", shape=G)
+    observed((pm.HalfNormal("tau") * z + z**2)[GROUP])
+
+
+def two_scales():
+    z = pm.Normal("z", shape=G)
+    observed((pm.HalfNormal("a") * z)[GROUP] + (pm.HalfNormal("b") * z)[GROUP] * X)
+
+
+def bounded():
+    observed(pm.TruncatedNormal("u", 0, pm.HalfNormal("tau"), lower=0, shape=G)[GROUP])
+
+
+def one_number():
+    observed(pm.Normal("u", 0, pm.HalfNormal("tau")))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [nothing_is_unknown, scale_may_be_negative, used_twice, two_scales, bounded, one_number],
+    ids=lambda build: build.__name__,
+)
+def test_what_is_no_effect_is_left_alone(build):
+    _, _, unknowns, density = built(build)
+    assert density.centring is None
+    x = np.ones(unknowns.d)
+    assert density.to_model(x) is x and density.from_model(x) is x
+
+
+def test_effects_whose_scale_another_step_samples_are_left_alone():
+    assert built(centred, names={"u", "mu"})[-1].centring is None
+    assert built(centred, names={"u", "mu", "tau_log__"})[-1].centring is not None
+
+
+def test_scales_are_looked_for_in_the_likelihood_alone():
+    def with_a_potential():
+        z = pm.Normal("z", shape=G)
+        pm.Potential("other", -pt.sum(z**4))
+        observed((pm.HalfNormal("tau") * z)[GROUP])
+
+    assert set(built(with_a_potential)[-1].centring.places) == {"z"}
