@@ -140,7 +140,7 @@ def test_density_is_the_models_with_the_jacobian_of_the_change(build):
 
 
 def test_unit_of_effects_is_their_scale_to_the_power_of_lambda():
-    _, point, unknowns, density = built(non_centred)
+    _, _, unknowns, density = built(non_centred)
     own = {"tau_log__": np.log(3.0), "z": np.full(G, 2.0), "mu": 0.0}
     position = unknowns.ravel(own)
     for weight in (0.0, 0.25, 1.0):
