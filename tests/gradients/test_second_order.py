@@ -395,7 +395,7 @@ def test_a_chain_in_units_of_a_given_preconditioner_is_not_taken_for_lost():
 # --- Sampling
 
 
-@pytest.mark.parametrize("sampler", [SGHMC, SGLD, SGNHT])
+@pytest.mark.parametrize("sampler", [SGHMC, SGLD, pytest.param(SGNHT, marks=pytest.mark.slow)])
 def test_gaussian_rows_have_no_noise_and_the_draws_their_exact_law(sampler):
     # y ~ N(Xb, 1): what is left of each row is 0, so that BAOAB has the posterior's variance at η = 1.
     precision = X.T @ X + np.eye(3)

@@ -236,6 +236,7 @@ def test_check_fails_with_a_shifted_prior(data):
     assert "mean" in discrepancies(report), report
 
 
+@pytest.mark.slow
 def test_temperature_is_true_at_a_large_learning_rate(data, caplog):
     reference = references.wells(data)
     settings = dict(batch_size=600, learning_rate=0.072, friction=0.4, n_steps=5, cores=2)

@@ -424,7 +424,7 @@ def run(script, tmp_path, *arguments):
         ("fork", "array", 1),  # the model's own
         pytest.param("spawn", "array", 2, marks=pytest.mark.slow),  # one for all processes
         pytest.param("forkserver", "array", 2, marks=pytest.mark.slow),
-        ("fork", "memmap", 0),
+        pytest.param("fork", "memmap", 0, marks=pytest.mark.slow),
         pytest.param("spawn", "memmap", 0, marks=pytest.mark.slow),
         pytest.param("forkserver", "memmap", 0, marks=pytest.mark.slow),
     ],

@@ -52,7 +52,7 @@ def sample(sampler, schedule, n_cycles, model, **settings):
         )
 
 
-@pytest.mark.parametrize("sampler", [SGHMC, SGLD])
+@pytest.mark.parametrize("sampler", [SGHMC, pytest.param(SGLD, marks=pytest.mark.slow)])
 def test_heated_phases_give_a_mixture_its_weights(sampler):
     n_cycles, model = 50, mixture()
     idata = sample(sampler, heated, n_cycles, model)

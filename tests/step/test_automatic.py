@@ -86,6 +86,7 @@ RUNS = {
     "SGLD": (SGLD, {"batch_size": 200}, 1500),
     "SGHMC on all data": (SGHMC, {}, 600),
 }
+NAMES = [pytest.param(name, marks=pytest.mark.slow if name == "SGLD" else []) for name in RUNS]
 
 
 def sample_wells(model, name, draws=None):
@@ -110,7 +111,7 @@ def wells_runs(data):
     return get
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", NAMES)
 def test_wells_posterior_is_right_without_any_setting(wells_runs, name):
     reference, idata = wells_runs(name)
     draws = of_wells(idata)
@@ -126,7 +127,7 @@ def test_check_fails_with_half_of_the_data(data):
     assert "sd" in discrepancies(of_wells(idata), reference.mean, reference.sd)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", NAMES)
 def test_settings_are_frozen_in_kept_draws(wells_runs, name):
     _, idata = wells_runs(name)
     stats = idata.sample_stats
@@ -266,7 +267,7 @@ def test_without_tuning_it_is_right(model):
     assert len(np.unique(idata.sample_stats["learning_rate"])) == 1
 
 
-@pytest.mark.parametrize("sampler", [SGHMC, SGLD])
+@pytest.mark.parametrize("sampler", [SGHMC, pytest.param(SGLD, marks=pytest.mark.slow)])
 def test_same_seed_gives_the_same_draws_whatever_the_cores_and_runs(model, sampler):
     with model:
         step = sampler(batch_size=20, compile_kwargs=FAST)
@@ -385,7 +386,7 @@ def test_mixes_with_nuts_and_metropolis(gradient):
     assert (uses == (gradient == "control_variates")).all()
 
 
-@pytest.mark.parametrize("blocked", [True, False])
+@pytest.mark.parametrize("blocked", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_two_steps_of_its_own_kind(blocked):
     # blocked=False makes one step for each unknown; else two are passed.
     rng = np.random.default_rng(1)
@@ -451,7 +452,7 @@ def growing_curvature(power):
     ("power", "sampler"),
     [
         (4, SGHMC),
-        (6, SGLD),
+        pytest.param(6, SGLD, marks=pytest.mark.slow),
         pytest.param(4, SGLD, marks=pytest.mark.slow),
         pytest.param(6, SGHMC, marks=pytest.mark.slow),
     ],

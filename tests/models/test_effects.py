@@ -174,7 +174,7 @@ def two_scales():
 
 
 def bounded():
-    observed(pm.TruncatedNormal("u", 0, pm.HalfNormal("tau"), lower=0, shape=G)[GROUP])
+    observed(pm.HalfNormal("u", pm.HalfNormal("tau"), shape=G)[GROUP])
 
 
 def one_number():

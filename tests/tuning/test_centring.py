@@ -1,0 +1,151 @@
+"""How far effects are centred, and coordinates for thousands of them: against closed forms."""
+
+import arviz as az
+import numpy as np
+import pymc as pm
+import pytest
+
+from modes import FAST, QUIET, C
+
+from pymc_sghmc import SGHMC
+from pymc_sghmc.gradients.coordinates import Coordinates, low_rank
+from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
+from pymc_sghmc.models.unknowns import Unknowns
+from pymc_sghmc.tuning import budget, centre, centring, setup
+from pymc_sghmc.tuning.centring import choose_centring
+from pymc_sghmc.tuning.curvature import CountedPasses, extreme_curvatures
+from pymc_sghmc.tuning.low_rank import low_rank_mass
+
+SIGMA = 1.0
+SIZES = np.repeat([2, 10, 50], 20)  # rows of each group
+GROUP = np.repeat(np.arange(SIZES.size), SIZES)
+
+
+def groups(form, tau=0.7, fixed=False, seed=0):
+    """Rows of groups of three sizes, with τ known or not."""
+    rng = np.random.default_rng(seed)
+    y = rng.normal(0, tau, SIZES.size)[GROUP] + rng.normal(0, SIGMA, GROUP.size)
+    with pm.Model() as model:
+        # a scale that may hardly move is as good as known, and still an unknown of the model
+        scale = pm.LogNormal("tau", np.log(tau), 0.01 if fixed else 1.0)
+        u = pm.Normal("u", 0, scale, shape=SIZES.size) if form == "centred" else None
+        u = scale * pm.Normal("z", 0, 1, shape=SIZES.size) if u is None else u
+        pm.Normal("y", pm.Normal("mu", 0, 2) + u[GROUP], SIGMA, observed=y)
+    return model
+
+
+def gradient_with_effects(model, batch_size=100):
+    point = model.initial_point()
+    unknowns = Unknowns(model.value_vars, point)
+    gradient = minibatch_gradient(model, unknowns, batch_size, point, FAST, may_centre=True)
+    return gradient, unknowns.ravel(point)
+
+
+@pytest.mark.parametrize("form", ["centred", "non-centred"])
+def test_effects_are_centred_by_what_their_rows_say(form):
+    # r = nτ²/σ² of n Gaussian rows, and λ = r/(1 + r), whatever form the model has
+    gradient, start = gradient_with_effects(groups(form, fixed=True))
+    own = gradient.density.to_model(start)
+    [position] = choose_centring(gradient, start)
+    ratio = SIZES * 0.7**2 / SIGMA**2
+    np.testing.assert_allclose(gradient.density.centring.weights, ratio / (1 + ratio), rtol=0.02)
+    np.testing.assert_allclose(gradient.density.to_model(position), own, rtol=1e-12)
+    [again] = choose_centring(gradient, position)  # it is chosen once
+    assert again is position
+
+
+def test_groups_that_say_nothing_of_their_scale_are_hardly_centred():
+    gradient, start = gradient_with_effects(groups("centred", tau=1e-3))
+    choose_centring(gradient, start)
+    assert gradient.density.centring.weights.max() < 0.5
+
+
+def test_both_forms_are_sampled_alike():
+    found = []
+    for form, name in (("centred", "u"), ("non-centred", "z")):
+        with groups(form):
+            step = SGHMC(batch_size=200, compile_kwargs=C, n_steps=3)
+        found.append((step.tuner.setup, step.tuner.gradient.density.centring.by_name()[name]))
+    (a, weights), (b, others) = found
+    np.testing.assert_allclose(weights, others, rtol=1e-3)
+    np.testing.assert_allclose(a.noise.plain, b.noise.plain, rtol=0.05)
+
+
+def error(x):
+    return float(np.squeeze(az.mcse(x)))
+
+
+@pytest.mark.parametrize("few", [1000, 20], ids=["matrix", "low rank"])
+def test_untouched_sampler_is_right_on_groups_whose_form_is_wrong_for_them(few, monkeypatch):
+    for module in (centre, centring, setup):
+        monkeypatch.setattr(module, "MAX_DENSE", few)
+    monkeypatch.setattr(budget, "MANY", few)
+    with groups("non-centred") as model:
+        idata = pm.sample(
+            1000, tune=500, chains=4, cores=2, random_seed=3, **QUIET,
+            step=(step := SGHMC(batch_size=200, compile_kwargs=C)),
+        )  # fmt: skip
+    assert step.tuner.setup.coordinates.ndim == (2 if few == 1000 else 3)
+    # by quadrature over log τ: all else is Gaussian
+    y = model.rvs_to_values[model["y"]].data
+    means = np.bincount(GROUP, y) / SIZES
+    x = np.linspace(-3, 2, 4001)
+    variance = np.exp(2 * x)[:, None] + SIGMA**2 / SIZES
+    precision = (1 / variance).sum(axis=1) + 1 / 4
+    mean = (means / variance).sum(axis=1) / precision
+    logp = -0.5 * (x - np.log(0.7)) ** 2 - 0.5 * np.log(variance).sum(axis=1)
+    logp += -0.5 * np.log(precision) - 0.5 * (means**2 / variance).sum(axis=1)
+    logp += 0.5 * precision * mean**2
+    p = np.exp(logp - logp.max())
+    p /= p.sum()
+    exact = p @ x
+    sd = np.sqrt(p @ (x - exact) ** 2)
+    z = (np.log(idata.posterior["tau"].to_numpy()) - exact) / sd
+    assert error(z) < 0.05  # 1,000 effective draws of 4,000 and more
+    assert abs(z.mean()) < 4.5 * error(z)
+    assert -4.5 * error(z**2) < np.mean(z**2) - 1 < 0.05 + 4.5 * error(z**2)
+
+
+def arrow(d=300):
+    """Precision of d unknowns that depend on two that they share, and its mean."""
+    rng = np.random.default_rng(3)
+    H = np.diag(rng.uniform(0.5, 2.0, d))
+    H[:2, 2:] = rng.normal(0, 0.5, (2, d - 2))
+    H[2:, :2] = H[:2, 2:].T
+    H[[0, 1], [0, 1]] = np.square(H[:2, 2:]).sum(axis=1) * 3
+    return H, rng.standard_normal(d)
+
+
+def test_few_directions_tell_how_shared_unknowns_and_effects_depend_on_each_other():
+    H, mean = arrow()
+    with pm.Model() as model:
+        x = pm.Flat("x", shape=len(H))
+        pm.Potential("energy", -0.5 * (x - mean) @ H @ (x - mean))
+    gradient, start = gradient_with_effects(model, None)
+    position, factor = low_rank_mass(CountedPasses(gradient.passes), start, [slice(2, len(H))])
+    L = np.array([Coordinates(factor).to_theta(u) for u in np.eye(len(H))]).T
+    values = np.linalg.eigvalsh(L.T @ H @ L)
+    assert 0.9 < values.min() and values.max() < 1.1
+    # a diagonal alone leaves what the shared two mean to all
+    alone = np.sqrt(np.diag(H))
+    assert np.linalg.eigvalsh(H / np.outer(alone, alone)).min() < 0.5
+    assert np.linalg.norm(np.linalg.solve(L, position - mean), np.inf) < 0.1
+    slowest, stiffest = extreme_curvatures(gradient.passes, position, factor)
+    assert slowest == pytest.approx(values.min(), rel=0.1)
+    assert stiffest == pytest.approx(values.max(), rel=0.1)
+
+
+def test_low_rank_coordinates_are_those_of_their_matrix():
+    rng = np.random.default_rng(0)
+    d, k = 9, 3
+    U = np.linalg.qr(rng.standard_normal((d, k)))[0].T
+    scales, c = rng.uniform(0.5, 2, d), np.array([2.0, -0.4, 0.3])
+    coordinates = Coordinates(low_rank(scales, U, c))
+    L = np.diag(scales) @ (np.eye(d) + U.T @ np.diag(c) @ U)
+    x = rng.standard_normal(d)
+    np.testing.assert_allclose(coordinates.to_theta(x), L @ x)
+    np.testing.assert_allclose(coordinates.pull_back(x), L.T @ x)
+    np.testing.assert_allclose(coordinates.from_theta(L @ x), x)
+    shrunk = coordinates.shrunk(np.full(d, 0.5))
+    np.testing.assert_allclose(shrunk.to_theta(x), 0.5 * L @ x)
+    np.testing.assert_allclose(coordinates.to_theta(x), L @ x)  # itself it stays as it was
