@@ -63,7 +63,8 @@ class LogDensity:
     n_rows : int, optional
         Number of rows of the data if ``data`` holds some of them only.
     may_centre : bool, default False
-        Whether positions may be in other coordinates than the model's, see `Centring`.
+        Whether positions may be in other coordinates than the model's, see `Centring`: where
+        there are rows to tell which.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class LogDensity:
         terms = [group.log_likelihood for group in groups]
         self.compile_kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
         shapes = dict(zip(unknowns.names, unknowns.shapes, strict=True))
-        found = effects(model, terms, variables, shapes) if may_centre else []
+        found = effects(model, terms, variables, shapes) if may_centre and groups else []
         self.centring, weights = Centring(found, unknowns, point) if found else None, []
         if found:
             written = self.centring.write([rest, *terms], self.compiled)

@@ -66,17 +66,19 @@ def _ratios(counted, mean, sds, places):
     It goes with the square of the scale τ. The latter is a factor for τ one standard deviation below
     its mean: where τ is hardly known, a form may have to serve small ones rather than the usual.
     """
-    half = np.random.default_rng(0).standard_normal((N_PAIRS, mean.size))
+    rng = np.random.default_rng(0)
+    half = rng.standard_normal((N_PAIRS, mean.size))
     half /= np.sqrt(np.square(half).mean(axis=0))  # their mean square is 1
     found = {(place.start, place.stop): [] for place in places}
     for z in (*half, *-half):
         point = mean + sds * z
         here = counted.likelihood(point)
         for start, stop in found:
-            moved = point.copy()
-            moved[start:stop] += STEP
+            # the diagonal; signs let what entries mean to each other cancel, if they do (Hutchinson)
+            moved, signs = point.copy(), rng.choice([-1.0, 1.0], size=stop - start)
+            moved[start:stop] += STEP * signs
             there = counted.likelihood(moved)
-            found[start, stop].append((here - there)[start:stop] / STEP)
+            found[start, stop].append(signs * (here - there)[start:stop] / STEP)
     ratios, factors = [], []
     for by_draw in map(np.array, found.values()):
         over_draws = np.log(np.maximum(np.nan_to_num(by_draw).mean(axis=1), TINY))

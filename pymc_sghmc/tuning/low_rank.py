@@ -73,13 +73,15 @@ def _rescaled(counted, shares, m, factor, z, blocks):
 
 def _diagonal(product, scales, blocks):
     """Diagonal of the Hessian in units of ``scales``, near 1 as a rule."""
-    diagonal = np.ones_like(scales)
+    diagonal, rng = np.ones_like(scales), np.random.default_rng(0)
     left = np.ones(scales.size, dtype=bool)
     for block in blocks:
         left[block] = False
         shift = np.zeros_like(scales)
-        shift[block] = scales[block]
-        diagonal[block] = (scales * product(shift))[block]
+        # signs let what entries mean to each other cancel, if they do (Hutchinson)
+        signs = rng.choice([-1.0, 1.0], size=block.stop - block.start)
+        shift[block] = scales[block] * signs
+        diagonal[block] = signs * (scales * product(shift))[block]
     few = np.flatnonzero(left)
     if few.size <= FEW:
         for i in few:

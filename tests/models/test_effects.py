@@ -205,3 +205,8 @@ def test_scales_are_looked_for_in_the_likelihood_alone():
         observed((pm.HalfNormal("tau") * z)[GROUP])
 
     assert set(built(with_a_potential)[-1].centring.places) == {"z"}
+
+
+def test_without_rows_nothing_tells_how_far_effects_are_to_be_centred():
+    model, point, unknowns, _ = built(centred)
+    assert LogDensity(model, unknowns, None, point, FAST, may_centre=True).centring is None

@@ -60,6 +60,20 @@ def test_groups_that_say_nothing_of_their_scale_are_hardly_centred():
     assert gradient.density.centring.weights.max() < 0.5
 
 
+def test_coefficients_that_rows_know_together_are_centred_by_each_ones_own_curvature():
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((500, 1)) * [1.0, -1.0, 1.0] + 0.3 * rng.standard_normal((500, 3))
+    y = x @ [0.5, -0.5, 1.0] + rng.standard_normal(500)
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, pm.HalfNormal("tau", 1), shape=3)
+        pm.Normal("y", x @ b, 1, observed=y)
+    gradient, start = gradient_with_effects(model)
+    choose_centring(gradient, start)
+    assert (
+        gradient.density.centring.weights.min() > 0.9
+    )  # sums over rows of the matrix are below zero
+
+
 def test_both_forms_are_sampled_alike():
     found = []
     for form, name in (("centred", "u"), ("non-centred", "z")):
