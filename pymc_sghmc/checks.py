@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from pymc.initial_point import make_initial_point_fn
 from pymc.util import get_value_vars_from_user_vars
 
 from pymc_sghmc.faults import Fault
@@ -21,6 +22,7 @@ __all__ = [
     "positive_root",
     "quoted",
     "starting_point",
+    "unconstrained_point",
     "whole_steps",
 ]
 
@@ -162,3 +164,22 @@ def checked_friction(friction):
             "momentum term. Without friction gradient noise heats the chain without bound."
         )
     return float(friction)
+
+
+def unconstrained_point(model, point) -> dict:
+    """From a dict of values of unknowns, such as ``pm.find_MAP()`` returns, to a point of PyMC."""
+    names = [value.name for value in model.value_vars]
+    if all(name in point for name in names):
+        return {name: np.asarray(point[name]) for name in names}
+    missing = [
+        rv.name
+        for rv in model.free_RVs
+        if rv.name not in point and model.rvs_to_values[rv].name not in point
+    ]
+    if missing:
+        raise ValueError(
+            f"centre: has no value of {', '.join(missing)}. Pass a value of each unknown, such as "
+            "pm.find_MAP() returns."
+        )
+    overrides = {rv: np.asarray(point[rv.name]) for rv in model.free_RVs}
+    return make_initial_point_fn(model=model, overrides=overrides)(0)

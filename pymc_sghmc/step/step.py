@@ -17,7 +17,7 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import Competence
 from pymc.util import get_random_generator
 
-from pymc_sghmc.checks import continuous_variables, starting_point
+from pymc_sghmc.checks import continuous_variables, starting_point, unconstrained_point
 from pymc_sghmc.compat import ChainSetup, add_end_of_run_check
 from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.faults import Fault, NonFinite, SamplingStopped
@@ -40,7 +40,6 @@ from pymc_sghmc.step.signature import show_shared_arguments
 from pymc_sghmc.tuning.law import Rule
 from pymc_sghmc.tuning.noise_estimates import GivenNoise
 from pymc_sghmc.tuning.settings import Settings
-from pymc_sghmc.tuning.setup import unconstrained_point
 from pymc_sghmc.tuning.tuner import Tuner
 
 __all__ = ["StochasticGradientStep"]

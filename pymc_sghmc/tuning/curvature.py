@@ -125,7 +125,7 @@ def _information(passes, position, rng):
     return total
 
 
-def extreme_curvatures(passes, x, factor) -> tuple:
+def extreme_curvatures(passes, x, factor, only_largest=False) -> tuple:
     """Smallest and largest eigenvalue of LᵀHL, by Lanczos on differences of gradients.
 
     The smallest is looked for, and not None, where L knows how unknowns depend on each other.
@@ -140,7 +140,7 @@ def extreme_curvatures(passes, x, factor) -> tuple:
 
     given = {"tol": 0.1, "return_eigenvectors": False, **first_vector(x.size)}
     operator = operator_of(product, x.size)
-    if coordinates.ndim < 3:
+    if coordinates.ndim < 3 or only_largest:
         return None, float(max(eigsh(operator, k=1, which="LA", **given)[0], 1e-8))
     smallest, largest = eigsh(operator, k=2, which="BE", **given)
     return float(np.clip(smallest, LEAST * largest, largest)), float(largest)

@@ -5,7 +5,7 @@ Knows set-ups, no rule and no settings.
 
 from functools import partial
 
-from pymc_sghmc.tuning.budget import ChainTuning
+from pymc_sghmc.tuning.budget import MAX_LEARNING_RATE, ChainTuning
 from pymc_sghmc.tuning.setup import MOST_FAR_NOISE
 
 __all__ = ["options"]
@@ -31,11 +31,11 @@ def options(setup, made_from, may_change, data=None) -> list[ChainTuning]:
     new = partial(ChainTuning, temperatures=[], setup_from=made_from)
     found = []
     if second is not None:
-        found.append(new(2, second, limit=setup.limit))
+        found.append(new(2, second, limit=min(setup.limit, setup.far_limit)))
     if first is not None:
-        found.append(new(1, first))
+        found.append(new(1, first, limit=min(MAX_LEARNING_RATE, setup.far_limit)))
     if not found or may_change:
-        found.append(new(0, plain))
+        found.append(new(0, plain, limit=min(MAX_LEARNING_RATE, setup.far_limit)))
     if data is None:
         return found
     return [sized for option in found for sized in _of_sizes(option, setup, data)]

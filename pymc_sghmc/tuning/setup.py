@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc.initial_point import make_initial_point_fn
 from scipy.linalg import solve_triangular
 
 from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
@@ -19,10 +18,11 @@ from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE, MAX_LEARNING_RATE
 from pymc_sghmc.tuning.centre import Centre, find_centre
 from pymc_sghmc.tuning.curvature import MAX_DENSE, extreme_curvatures
 
-__all__ = ["MOST_FAR_NOISE", "Setup", "near", "same_inputs", "set_up", "unconstrained_point"]
+__all__ = ["MOST_FAR_NOISE", "Setup", "near", "same_inputs", "set_up"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
+FAR_OUT, N_FAR_OUT, MOST_POINTS = 1.5, 16, 0.75  # sds; points there; and a share of them
 N_PROBES = 20  # points near the centre at which the noise is measured
 NOISY = 4  # times the median noise, above which a direction gets a scale of its own
 N_EXACT = (
@@ -58,6 +58,7 @@ class Setup(NamedTuple):
     far_noise: float  # largest variance of theirs at 2 sds
     passes: float  # over all data, with and without gradients
     noise: Noise
+    far_limit: float = np.inf  # of the learning rate, by the curvature far out
 
 
 def set_up(
@@ -145,7 +146,10 @@ def set_up(
     is_own = kind is not None and coordinates.ndim == 2
     phi = coordinates.from_theta(centre.position) if is_own else None
     slopes = stiffness, slowness, anchors, limit, far
-    return Setup(key, centre, coordinates, phi, *slopes, passes, noise)
+    far_limit = np.inf
+    if kind is not None and gradient.density.centring is not None:
+        far_limit = _far_limit(gradient.passes, centre, coordinates.factor)
+    return Setup(key, centre, coordinates, phi, *slopes, passes, noise, far_limit)
 
 
 def _extreme_curvatures(passes, centre, factor):
@@ -159,6 +163,17 @@ def _extreme_curvatures(passes, centre, factor):
         return float(scales[0]), float(scales[-1])
     slowest, stiffest = extreme_curvatures(passes, centre.position, factor)
     return stiffest, SLOW * stiffest if slowest is None else slowest
+
+
+def _far_limit(passes, centre, factor):
+    """One over the largest curvature at most points as far out as chains often are.
+
+    A scale and its effects make a funnel, in the neck of which the curvature is many times that of the centre.
+    """
+    rng = np.random.default_rng(0)
+    points = [near(centre, rng, FAR_OUT) for _ in range(N_FAR_OUT)]
+    found = [extreme_curvatures(passes, point, factor, only_largest=True)[1] for point in points]
+    return 1 / np.quantile(found, MOST_POINTS)
 
 
 def _noise(gradient, centre, factor, temperature):
@@ -219,22 +234,3 @@ def same_inputs(key, other) -> bool:
             for a, b in zip(arrays, arrays_2, strict=True)
         )
     )
-
-
-def unconstrained_point(model, point) -> dict:
-    """From a dict of values of unknowns, such as ``pm.find_MAP()`` returns, to a point of PyMC."""
-    names = [value.name for value in model.value_vars]
-    if all(name in point for name in names):
-        return {name: np.asarray(point[name]) for name in names}
-    missing = [
-        rv.name
-        for rv in model.free_RVs
-        if rv.name not in point and model.rvs_to_values[rv].name not in point
-    ]
-    if missing:
-        raise ValueError(
-            f"centre: has no value of {', '.join(missing)}. Pass a value of each unknown, such as "
-            "pm.find_MAP() returns."
-        )
-    overrides = {rv: np.asarray(point[rv.name]) for rv in model.free_RVs}
-    return make_initial_point_fn(model=model, overrides=overrides)(0)

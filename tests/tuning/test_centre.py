@@ -10,11 +10,12 @@ from modes import FAST
 from targets import gradient_of, linear_regression
 
 from pymc_sghmc import SGHMC
+from pymc_sghmc.checks import unconstrained_point
 from pymc_sghmc.tuning import centre
 from pymc_sghmc.tuning import curvature as measured
 from pymc_sghmc.tuning.centre import NEAR, find_centre
 from pymc_sghmc.tuning.curvature import CountedPasses, extreme_curvatures
-from pymc_sghmc.tuning.setup import same_inputs, unconstrained_point
+from pymc_sghmc.tuning.setup import same_inputs
 
 
 def potential(H, mean):
