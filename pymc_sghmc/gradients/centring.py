@@ -61,13 +61,9 @@ class Centring:
             λ, an input of the graphs.
         """
         unknowns, weights = self._unknowns, pt.dvector("centring")
-        shapes = dict(zip(unknowns.names, unknowns.shapes, strict=True))
-        old = list(unknowns.variables)
-        graphs, variables, log_jacobian, *ways = written_in(
-            self._found, graphs, old, shapes, weights
-        )
+        graphs, variables, log_jacobian, *ways = written_in(self._found, graphs, unknowns, weights)
         functions = []
-        for way, inputs in zip(ways, (variables, old), strict=True):
+        for way, inputs in zip(ways, (variables, list(unknowns.variables)), strict=True):
             [way], position = join_nonshared_inputs(self._point, [way], inputs)
             functions.append(compiled([position, weights], way.astype(position.dtype)))
         self._to_model, self._from_model = functions
@@ -76,20 +72,23 @@ class Centring:
 
     def named(self, given) -> np.ndarray:
         """Return λ of all entries, of which some effects have theirs ``given`` by name."""
-        weights, start = self.as_written.copy(), 0
         unknown = [name for name in given if name not in self.places]
         if unknown:
             raise ValueError(not_an_effect(given, unknown[0], self.places))
-        for name, place in self.places.items():
-            stop = start + place.stop - place.start
-            weights[start:stop] = given.get(name, weights[start:stop])
-            start = stop
+        weights = self.as_written.copy()
+        parts = self._by_name(weights)
+        for name, weight in given.items():
+            parts[name][:] = weight
         return weights
 
     def by_name(self) -> dict:
         """λ in use of each effect, with its name."""
+        return self._by_name(self.weights)
+
+    def _by_name(self, weights):
+        """Return views of the parts of λ, with the names of their effects."""
         ends = np.cumsum([place.stop - place.start for place in self.places.values()])
-        return dict(zip(self.places, np.split(self.weights, ends[:-1]), strict=True))
+        return dict(zip(self.places, np.split(weights, ends[:-1]), strict=True))
 
     def to_model(self, position):
         """Return what a position is in the model's own coordinates."""

@@ -96,8 +96,7 @@ class LogDensity:
         # The prior and each row have weights: 1 and N/n, or others for parts of the whole.
         terms = [group.log_likelihood for group in groups]
         self.compile_kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
-        shapes = dict(zip(unknowns.names, unknowns.shapes, strict=True))
-        found = effects(model, terms, variables, shapes) if may_centre and groups else []
+        found = effects(model, terms, unknowns) if may_centre and groups else []
         self.centring, weights = Centring(found, unknowns, point) if found else None, []
         if found:
             written = self.centring.write([rest, *terms], self.compiled)

@@ -49,8 +49,8 @@ class Effects(NamedTuple):
         return [self.location, self.scale]
 
 
-def effects(model, terms, variables, shapes) -> list:
-    """Find the effects among ``variables`` whose scale depends on others of them.
+def effects(model, terms, unknowns) -> list:
+    """Find the effects among ``unknowns`` whose scale depends on others of them.
 
     Two forms are known: priors of effects whose scale is unknown, such as ``Normal(mu, tau)`` or
     ``MvNormal(mu, chol=...)``, and effects of fixed scale of which the rows see nothing but their
@@ -61,19 +61,17 @@ def effects(model, terms, variables, shapes) -> list:
     model : pm.Model
     terms : list of TensorVariable
         Log-likelihoods of rows, in the model's variables.
-    variables : list of TensorVariable
-        The unknowns of a step.
-    shapes : dict of {str: tuple}
-        Of their values.
+    unknowns : Unknowns
+        Of a step.
     """
-    found = []
+    found, variables = [], unknowns.variables
     for rv in model.free_RVs:
         value = model.rvs_to_values[rv]
         if value not in variables or value.type.ndim == 0:
             continue
         forms = _as_prior(model, rv, value), _as_product(model, rv, value, terms)
         known = [one for one in forms if one is not None and _is_known(one, variables)]
-        found += [one for one in known if _is_positive(one, variables, shapes)][:1]
+        found += [one for one in known if _is_positive(one, unknowns)][:1]
     by_value = {one.value: one for one in found}
     needs = {
         one.value: [v for v in ancestors(one.needs) if v in by_value and v is not one.value]
@@ -86,7 +84,7 @@ def effects(model, terms, variables, shapes) -> list:
     return [by_value[value] for value in order]
 
 
-def written_in(found, graphs, variables, shapes, centring) -> tuple:
+def written_in(found, graphs, unknowns, centring) -> tuple:
     """Write graphs in the coordinates a, and the change of coordinates with them.
 
     With e = λ₀ − λ, λ₀ of the model's form, a value of the model's is μ + τᵉ(a − λμ), and μ = 0 where
@@ -96,10 +94,8 @@ def written_in(found, graphs, variables, shapes, centring) -> tuple:
     ----------
     found : list of Effects
     graphs : list of TensorVariable
-        In the model's ``variables``.
-    variables : list of TensorVariable
-    shapes : dict of {str: tuple}
-        Of the values of variables.
+        In the model's variables.
+    unknowns : Unknowns
     centring : TensorVariable
         λ of the entries of all effects, raveled and joined, (n,).
 
@@ -116,6 +112,7 @@ def written_in(found, graphs, variables, shapes, centring) -> tuple:
         The reverse, as a graph of the model's variables.
     """
     start, changes, jacobian, inverse = 0, {}, pt.zeros(()), {}
+    variables, shapes = unknowns.variables, _shapes(unknowns)
     for one in found:
         shape = shapes[one.value.name]
         stop = start + math.prod(shape)
@@ -234,9 +231,13 @@ def _is_known(one, variables) -> bool:
     return all(own) and not scale.isdisjoint(variables)
 
 
-def _is_positive(one, variables, shapes) -> bool:
+def _shapes(unknowns) -> dict:
+    return dict(zip(unknowns.names, unknowns.shapes, strict=True))
+
+
+def _is_positive(one, unknowns) -> bool:
     """Whether the scale is above zero at points of all sizes."""
-    used = [v for v in ancestors([one.scale]) if v in variables]
+    used, shapes = [v for v in ancestors([one.scale]) if v in unknowns.variables], _shapes(unknowns)
     scale = compile(used, one.scale, mode="FAST_COMPILE")
     rng = np.random.default_rng(0)
     with np.errstate(all="ignore"):

@@ -104,13 +104,10 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
     if tuning.friction is not None:
         settings += f", friction={tuning.friction:.3g}"
     d = tuner.gradient.density.d
+    shape += " preconditioner"
     if tuner.gradient.density.centring is not None:
         found = tuner.gradient.density.centring.by_name().items()
-        shape += (
-            f" preconditioner ({', '.join(f'{k} centred by {w.mean():.2f}' for k, w in found)})"
-        )
-    else:
-        shape += " preconditioner"
+        shape += f" ({', '.join(f'{name} centred by {w.mean():.2f}' for name, w in found)})"
     if tuning.rows is not None:
         kind += f" of {tuning.rows} rows"
     _log.info(

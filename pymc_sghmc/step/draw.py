@@ -186,9 +186,13 @@ class DrawLoop:
         density = target.gradient.density
         if density.centring is None or state is None:
             return position
-        known, left = self._left
-        here = left if state is known else target.coordinates.to_theta(state.position)
+        here = self._left_at(state, target.coordinates)
         return here if (density.to_model(here) == own).all() else position
+
+    def _left_at(self, state, coordinates):
+        """θ of a chain's state; of the last draw's no product with L is needed."""
+        known, left = self._left
+        return left if state is known else coordinates.to_theta(state.position)
 
     def phase(self, tuning, n_updates) -> Phase:
         """Learning rate, temperature and weight of an inner step."""
@@ -210,10 +214,8 @@ class DrawLoop:
         """Return the chain's state, at the position that PyMC hands over."""
         coordinates = target.coordinates
         if state is not None:
-            known, left = self._left
-            here = left if state is known else coordinates.to_theta(state.position)
             # as a rule it is where the chain was, and no triangular system needs to be solved
-            if (here == position).all():
+            if (self._left_at(state, coordinates) == position).all():
                 return state
         position = coordinates.from_theta(position)
         if state is None:

@@ -52,14 +52,15 @@ def _rescaled(counted, shares, m, factor, z, blocks):
     """L with LᵀH̄L near 1, H̄ the mean of the Hessian of −log p over the draws, by differences."""
     d, coordinates = m.size, Coordinates(factor)
     points = [m + coordinates.to_theta(draw) for draw in z]
-    here = [counted(point, share)[1] for point, share in zip(points, shares, strict=True)]
+
+    def slopes(shift):
+        pairs = zip(points, shares, strict=True)
+        return [counted(point + shift, share)[1] for point, share in pairs]
+
+    here = slopes(0.0)
 
     def product(shift):
-        there = [
-            counted(point + STEP * shift, share)[1]
-            for point, share in zip(points, shares, strict=True)
-        ]
-        return np.mean(np.subtract(here, there), axis=0) / STEP
+        return np.mean(np.subtract(here, slopes(STEP * shift)), axis=0) / STEP
 
     old = factor if factor.ndim == 1 else factor[0, 0]
     scales = old / np.sqrt(_diagonal(product, old, blocks))

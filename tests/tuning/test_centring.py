@@ -69,9 +69,8 @@ def test_coefficients_that_rows_know_together_are_centred_by_each_ones_own_curva
         pm.Normal("y", x @ b, 1, observed=y)
     gradient, start = gradient_with_effects(model)
     choose_centring(gradient, start)
-    assert (
-        gradient.density.centring.weights.min() > 0.9
-    )  # sums over rows of the matrix are below zero
+    # sums over rows of the curvature's matrix are below zero
+    assert gradient.density.centring.weights.min() > 0.9
 
 
 def test_learning_rate_is_limited_by_the_curvature_far_out():
