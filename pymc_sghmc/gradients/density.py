@@ -18,8 +18,8 @@ from pytensor.graph.replace import clone_replace
 from pymc_sghmc.compat import ancestors
 from pymc_sghmc.gradients.centring import Centring
 from pymc_sghmc.loops.backends import shared_values
-from pymc_sghmc.models.centring import effects
 from pymc_sghmc.models.contract import minibatch_log_density
+from pymc_sghmc.models.effects import effects
 from pymc_sghmc.models.jumps import conditional_unknowns
 
 __all__ = ["Graph", "LogDensity"]

@@ -1,0 +1,109 @@
+"""Effects: unknowns with several entries whose scale is unknown, too, in whatever form a model has them.
+
+Knows models and their graphs, no data and no coordinates.
+"""
+
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, NamedTuple
+
+import pymc as pm
+import pytensor.tensor as pt
+
+from pytensor.tensor.random.op import RandomVariable
+
+from pymc_sghmc.compat import ancestors
+from pymc_sghmc.models.products import Mixing, is_positive, products, told_by
+
+__all__ = ["Effects", "effects"]
+
+LOCATION_AND_SCALE = tuple(
+    type(kind.rv_op) for kind in (pm.Normal, pm.StudentT, pm.Laplace, pm.Cauchy, pm.Logistic)
+)
+
+
+class Effects(NamedTuple):
+    """An unknown of the model with several entries, and what scales them."""
+
+    value: Any  # the model's variable
+    location: Any  # μ, broadcastable to its shape
+    scale: Any  # τ, in the model's variables, broadcastable to its shape
+    written: float  # λ of the form in which the model is written: 1 as u ~ N(μ, τ), 0 as τz or Cz
+    mixing: Mixing | None = None  # C of the latter, with the lengths of whose rows as τ
+
+    @property
+    def needs(self) -> list:
+        """What location and scale are computed from."""
+        return [self.location, self.scale]
+
+
+def effects(model, terms, unknowns) -> list:
+    """Find the effects among ``unknowns`` whose scale depends on others of them.
+
+    Two forms are known: priors of effects whose scale is unknown, such as ``Normal(mu, tau)`` or
+    ``MvNormal(mu, chol=...)``, and effects of fixed scale of which the rows see nothing but their
+    product with unknown scales, or with a triangular factor as of `LKJCholeskyCov`. They are ordered
+    so that none is needed by a later one.
+
+    Parameters
+    ----------
+    model : pm.Model
+    terms : list of TensorVariable
+        Log-likelihoods of rows, in the model's variables.
+    unknowns : Unknowns
+        Of a step.
+    """
+    found, variables = [], unknowns.variables
+    for rv in model.free_RVs:
+        value = model.rvs_to_values[rv]
+        if value not in variables or value.type.ndim == 0:
+            continue
+        forms = _as_prior(model, rv, value), _as_product(model, rv, value, terms, unknowns)
+        known = [one for one in forms if one is not None and _is_known(one, variables)]
+        found += [one for one in known if is_positive(one.scale, unknowns)][:1]
+    by_value = {one.value: one for one in found}
+    needs = {
+        one.value: [v for v in ancestors(one.needs) if v in by_value and v is not one.value]
+        for one in found
+    }
+    try:  # those on which others depend come last
+        order = list(TopologicalSorter(needs).static_order())[::-1]
+    except CycleError:
+        return []
+    return [by_value[value] for value in order]
+
+
+def _as_prior(model, rv, value) -> Effects | None:
+    """Know ``u ~ Normal(μ, τ)`` and the like, with values on the whole real line."""
+    op = rv.owner.op if rv.owner is not None else None
+    if not isinstance(op, RandomVariable) or model.rvs_to_transforms[rv] is not None:
+        return None
+    parameters = op.dist_params(rv.owner)
+    if isinstance(op, LOCATION_AND_SCALE):
+        location, scale = model.replace_rvs_by_values(list(parameters[-2:]))
+        return Effects(value, location, scale, 1.0)
+    if isinstance(op, type(pm.MvNormal.rv_op)):
+        location, covariance = model.replace_rvs_by_values(list(parameters))
+        variances = pt.diagonal(covariance, axis1=-2, axis2=-1)
+        return Effects(value, location, pt.sqrt(variances), 1.0)
+    return None
+
+
+def _as_product(model, rv, value, terms, unknowns) -> Effects | None:
+    """Know τz and Cz: rows depend on z by way of its product with one scale or factor alone."""
+    op = rv.owner.op if rv.owner is not None else None
+    known = isinstance(op, RandomVariable) and op.ndim_supp == 0
+    if not known or model.rvs_to_transforms[rv] is not None:
+        return None
+    unknown = set(model.free_RVs)
+    if any(v in unknown for v in ancestors(rv.owner.inputs)):
+        return None
+    scale, mixing = products(value, terms, set(model.value_vars), unknowns)
+    if mixing is not None:
+        scale = mixing.over(pt.sqrt(pt.square(mixing.factor).sum(axis=1)))
+    return None if scale is None else Effects(value, pt.zeros(()), scale, 0.0, mixing)
+
+
+def _is_known(one, variables) -> bool:
+    """Whether the scale is unknown, and nothing but the step's unknowns tells it and the location."""
+    own = [v in variables and v is not one.value for v in told_by(one.needs)]
+    return all(own) and not set(variables).isdisjoint(told_by([one.scale]))

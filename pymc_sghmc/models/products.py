@@ -1,0 +1,177 @@
+"""What an unknown is multiplied by wherever the rows use it: a scale, or a factor that mixes its entries.
+
+Knows graphs and the unknowns' shapes, no model and no data.
+"""
+
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pymc.pytensorf import compile
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.math import Dot
+from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.subtensor import AdvancedSubtensor
+
+from pymc_sghmc.compat import ancestors, indexes_leading_axes, toposort
+
+__all__ = ["Mixing", "is_positive", "products", "told_by"]
+
+SIZES = (0.1, 1.0, 1.0, 3.0, 3.0, 10.0)  # of unknowns at which a scale has to be above zero
+
+
+class Mixing(NamedTuple):
+    """A matrix with which the rows see correlated effects, Cz."""
+
+    factor: Any  # C, (n, n), lower triangular, in the model's variables
+    axis: int  # of the value, along which it mixes
+    turned: bool  # whether C is the transpose of the variable that it is a view of
+    products: list  # in the rows' graphs, each with the view of the value that it is a product of
+
+    def over(self, entries):
+        """Numbers of each of the n effects, (n,), as broadcast to the value."""
+        return entries.dimshuffle(*((0, "x") if self.axis == 0 else ("x", 0)))
+
+    def along(self, function, value):
+        """Apply a function of columns, (n, m), to a value."""
+        return function(value) if self.axis == 0 else function(value.T).T
+
+
+def products(value, terms, moving, unknowns) -> tuple:
+    """Find what ``value`` is multiplied by wherever it is used: a scale with axes as it has itself, or a factor.
+
+    Returns
+    -------
+    scale : TensorVariable or None
+    mixing : Mixing or None
+    """
+    # views of the value: of each axis which of its own it is, and the scale so far with what it is made of
+    views = {value: (tuple(range(value.type.ndim)), None, ())}
+    scales, mixings = {}, {}
+    for node in toposort(terms, []):
+        if isinstance(node.op, Shape | Shape_i) or moving.isdisjoint(node.inputs):
+            continue
+        moving.update(node.outputs)
+        viewed = [v for v in node.inputs if v in views]
+        others = [v for v in node.inputs if v in moving and v not in views]
+        if not viewed:
+            continue
+        if len(viewed) > 1:
+            return None, None
+        [view] = viewed
+        axes, scale, made_of = views[view]
+        if not others:
+            after = _axes_after(node, view, axes)
+            if after is not None:
+                views[node.outputs[0]] = after, scale, made_of
+                continue
+        elif node.op == pt.mul:
+            factor = _aligned(reduce(pt.mul, others), axes, value.type.ndim)
+            if factor is not None and is_positive(factor, unknowns):
+                scale = factor if scale is None else scale * factor
+                views[node.outputs[0]] = axes, scale, (*made_of, *map(_root, others))
+                continue
+        elif scale is None and len(others) == 1 and _is_product(node.op):
+            mixing = _mixing(node, view, axes)
+            if mixing is None or not _is_triangular(mixing, value, unknowns):
+                return None, None
+            first = mixings.setdefault((_root(others[0]), mixing.axis, mixing.turned), mixing)
+            first.products.append((node.outputs[0], view))
+            continue
+        if scale is None:
+            return None, None
+        scales[made_of] = scale
+    found = [*scales.values(), *mixings.values()]
+    if len(found) != 1:
+        return None, None
+    return (found[0], None) if scales else (None, found[0])
+
+
+def _is_product(op) -> bool:
+    """Whether an operation is a product of matrices."""
+    return isinstance(op, Dot) or (isinstance(op, Blockwise) and isinstance(op.core_op, Dot))
+
+
+def _mixing(node, view, axes) -> Mixing | None:
+    """Know a product of matrices: which axis of the value is mixed, and by what."""
+    if any(v.type.ndim != 2 for v in node.inputs):
+        return None
+    is_first = node.inputs[0] is view
+    axis, other = axes[1 if is_first else 0], node.inputs[1 if is_first else 0]
+    if axis is None:
+        return None
+    turned, inner = is_first, other
+    while inner.owner is not None and isinstance(inner.owner.op, DimShuffle):
+        turned, inner = not turned, inner.owner.inputs[0]
+    return Mixing(other.T if is_first else other, axis, turned, [])
+
+
+def _is_triangular(mixing, value, unknowns) -> bool:
+    """Whether the factor is square, lower triangular and above zero on its diagonal at points of all sizes."""
+    n = unknowns.shapes[unknowns.variables.index(value)][mixing.axis]
+    found = list(_at_points(mixing.factor, unknowns))
+    return all(
+        C.shape == (n, n) and not np.triu(C, 1).any() and (np.diag(C) > 0).all() for C in found
+    )
+
+
+def _root(scale):
+    """One variable for all views of a scale."""
+    while scale.owner is not None and isinstance(scale.owner.op, DimShuffle):
+        scale = scale.owner.inputs[0]
+    return scale
+
+
+def _axes_after(node, view, axes) -> tuple | None:
+    """Which axes of the value those of a new view are: it moves entries, or multiplies by constants."""
+    op = node.op
+    if isinstance(op, DimShuffle):
+        return tuple(None if i == "x" else axes[i] for i in op.new_order)
+    if op in (pt.mul, pt.neg, pt.tensor_copy):
+        return axes
+    if isinstance(op, AdvancedSubtensor) and len(node.inputs) == 2:
+        if view is node.inputs[0] and indexes_leading_axes(node):
+            return (*[None] * node.inputs[1].type.ndim, *axes[1:])
+    return None
+
+
+def _aligned(scale, axes, ndim) -> Variable | None:
+    """``scale`` with the axes of the value that it multiplies a view of, or None."""
+    order = ["x"] * ndim
+    for place, axis in enumerate(axes):
+        if scale.type.broadcastable[place]:
+            continue
+        if axis is None:
+            return None
+        order[axis] = place
+    return scale.dimshuffle(order)
+
+
+def told_by(graphs) -> list:
+    """Return the inputs of graphs, other than constants and data of the model."""
+    leaves = (v for v in dict.fromkeys(ancestors(graphs)) if v.owner is None)
+    return [v for v in leaves if not isinstance(v, Constant | SharedVariable)]
+
+
+def is_positive(scale, unknowns) -> bool:
+    """Whether a scale is above zero at points of all sizes."""
+    return all((values > 0).all() for values in _at_points(scale, unknowns))
+
+
+def _at_points(graph, unknowns):
+    """Yield values of a graph where the unknowns are small and where they are large."""
+    shapes = dict(zip(unknowns.variables, unknowns.shapes, strict=True))
+    used = told_by([graph])
+    if not shapes.keys() >= set(used):
+        yield np.array(np.nan)
+        return
+    function = compile(used, graph, mode="FAST_COMPILE")
+    rng = np.random.default_rng(0)
+    with np.errstate(all="ignore"):
+        for size in SIZES:
+            yield function(*(rng.normal(0, size, shapes[v]).astype(v.dtype) for v in used))
