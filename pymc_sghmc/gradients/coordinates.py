@@ -37,6 +37,20 @@ class Coordinates:
         k = (rows.shape[0] - 1) // 2
         return rows[0], rows[1 : k + 1], rows[k + 1 :]
 
+    def scales_and_directions(self, d):
+        """Scales s, U and c of L = diag(s)(I + UᵀcU), without directions where L isn't `low_rank`."""
+        if self.ndim < 3:
+            return self.to_theta(np.ones(d)), np.zeros((0, d)), np.zeros(0)
+        scales, U, cU = self._pairs
+        return scales, U, (U * cU).sum(axis=1)
+
+    def sds(self, d):
+        """Return standard deviations of θ where those of φ are 1, (d,)."""
+        if self.ndim == 2:
+            return np.sqrt(np.square(self.factor).sum(axis=1))
+        scales, U, c = self.scales_and_directions(d)
+        return scales * np.sqrt(1 + (2 * c + np.square(c)) @ np.square(U))
+
     def on_graph(self, factor):
         """Return the same coordinates with a variable of a graph for L."""
         return Coordinates(factor)
@@ -57,8 +71,7 @@ class Coordinates:
         if self.ndim == 1:
             return theta / self.factor
         if self.ndim == 3:
-            scales, U, cU = self._pairs
-            c = (U * cU).sum(axis=1)
+            scales, U, c = self.scales_and_directions(theta.size)
             return theta / scales - ((U @ (theta / scales)) * c / (1 + c)) @ U
         return solve_triangular(self.factor, theta, lower=True)
 

@@ -7,10 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scipy.sparse import issparse
+
 from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.rows.orders import ByLeverage
 
-__all__ = ["Expansion", "expand", "fitted", "is_right", "noise_at"]
+__all__ = ["CHECKED_ROWS", "Expansion", "expand", "fitted", "is_right", "noise_at"]
 
 N_PAIRS = 8  # of points at each distance, or fewer above ...
 N_FEW_ROWS = 2_000_000
@@ -18,7 +21,6 @@ DISTANCES = (1.0, 3.0)  # sds: rare rows that are saturated nearby are met farth
 BLOCK_BYTES = 2**25  # of Jacobians, and of what is known at all points, at a time
 PER_ROW = 200  # numbers of the latter for each in ζ
 CHECKED_ROWS = 100
-FAR = 2.0**10  # sds: ζ is linear, and a long way has the smaller relative error of rounding
 TOLERANCE = 1e-9  # of eigenvalues that count as zero in a regression
 
 
@@ -28,14 +30,14 @@ class Expansion(NamedTuple):
     centre: np.ndarray  # θ̂, (d,)
     logp: np.ndarray  # log-likelihood at θ̂, a number
     gradient: np.ndarray  # its gradient there, (d,)
-    hessian: np.ndarray  # Σ JᵀCJ, (d, d)
+    hessian: tuple  # Σ JᵀCJ, (d, d); or of compressed sparse rows
     order: ByLeverage  # in which rows are drawn
     tables: list  # of each group a, b and C of each row
 
     @property
     def inputs(self) -> tuple:
         """What compiled functions take, in their order."""
-        return self.centre, self.logp, self.gradient, self.hessian, *self.tables
+        return self.centre, self.logp, self.gradient, *self.hessian, *self.tables
 
 
 def expand(gradient, centre, factor) -> tuple[Expansion, float]:
@@ -49,16 +51,17 @@ def expand(gradient, centre, factor) -> tuple[Expansion, float]:
     gradient : SecondOrder
         Whose functions of rows are called.
     centre : array of shape (d,)
-    factor : array of shape (d, d) or (d,)
-        L with LLᵀ near the posterior covariance.
+    factor : array
+        L with LLᵀ near the posterior covariance, as of `Coordinates`.
     """
     data, dtype, d = gradient.data, gradient.density.dtype, centre.size
-    position, L = centre.astype(dtype), factor if factor.ndim == 2 else np.diag(factor)
+    position, coordinates = centre.astype(dtype), Coordinates(factor)
     n_pairs = N_PAIRS if sum(data.n_rows) <= N_FEW_ROWS else N_PAIRS // 4
-    z = np.random.default_rng(0).standard_normal((n_pairs, d)) @ L.T
+    z = np.random.default_rng(0).standard_normal((n_pairs, d))
+    z = z @ factor.T if factor.ndim == 2 else [coordinates.to_theta(one) for one in z]
     shifts = [sign * far * shift for far in DISTANCES for shift in z for sign in (1, -1)]
     probes = [(centre + shift).astype(dtype) for shift in shifts]
-    logp, slope, hessian = 0.0, np.zeros(d), np.zeros((d, d))
+    logp, slope, hessian = 0.0, np.zeros(d), 0.0
     tables = [
         np.empty((n, q.size), dtype=dtype)
         for n, q in zip(data.n_rows, gradient.quadratics, strict=True)
@@ -75,23 +78,24 @@ def expand(gradient, centre, factor) -> tuple[Expansion, float]:
                 dc[:, p], dzeta[:, p] = _differences(there, here, q.m)
             C = C + fitted(dc - dzeta @ C, dzeta)
             left = np.nan_to_num(dc - dzeta @ C, posinf=0.0, neginf=0.0)
-            J = _jacobian(gradient, k, centre, L, inputs, zeta)
-            JL = J @ L
-            spread = JL @ JL.swapaxes(1, 2)  # covariance of ζ under the posterior
+            J = _jacobian(gradient, k, centre, coordinates, inputs)
+            spread = J.spread(coordinates)
             leverages[k][rows] = np.sqrt(np.einsum("npa,nab,npb->n", left, spread, left))
             logp += float(log_likelihood.sum())
-            slope += np.einsum("nad,na->d", J, c)
-            hessian += J.reshape(-1, d).T @ (C @ J).reshape(-1, d)
+            slope += J.total(c)
+            hessian = hessian + J.hessian(C)
             b = c - np.einsum("nab,nb->na", C, zeta)
             a = log_likelihood - 0.5 * ((b + c) * zeta).sum(axis=1)
             tables[k][rows] = q.table(a, b, C)
-    if not (np.isfinite(logp) and np.isfinite(slope).all() and np.isfinite(hessian).all()):
+    if issparse(hessian):
+        hessian = hessian.data.astype(dtype), *map(np.int32, (hessian.indices, hessian.indptr))
+    else:
+        hessian = (hessian.astype(dtype),)
+    if not (np.isfinite(logp) and np.isfinite(slope).all() and np.isfinite(hessian[0]).all()):
         raise NonFinite(position, slope, logp)
     order = ByLeverage(data, leverages)
-    found = Expansion(
-        position, np.asarray(logp), slope.astype(dtype), hessian.astype(dtype), order, tables
-    )
-    return found, 2.0 + len(probes) + d
+    found = Expansion(position, np.asarray(logp), slope.astype(dtype), hessian, order, tables)
+    return found, 2.0 + len(probes) + J.n_points
 
 
 def is_right(gradient, centre, factor) -> bool:
@@ -99,19 +103,19 @@ def is_right(gradient, centre, factor) -> bool:
 
     A check on the user's own model, before its chains depend on graphs that were cut.
     """
-    dtype, L = gradient.density.dtype, factor if factor.ndim == 2 else np.diag(factor)
-    shift = L @ np.random.default_rng(1).standard_normal(centre.size)
+    dtype, coordinates = gradient.density.dtype, Coordinates(factor)
+    shift = coordinates.to_theta(np.random.default_rng(1).standard_normal(centre.size))
     tolerance = np.finfo(dtype).eps ** 0.25
     for rows, inputs, k in _blocks(gradient, CHECKED_ROWS):
-        zeta = gradient.zetas(centre.astype(dtype), *inputs)[k].astype(float)
-        JL = _jacobian(gradient, k, centre, L, inputs, zeta) @ L
+        J = _jacobian(gradient, k, centre, coordinates, inputs)
+        spread = J.spread(coordinates)
         for point in (centre - shift, centre + 0.7 * shift):
             point = point.astype(dtype)
             _, c, _ = _parts(gradient.first(point, *inputs)[k], gradient.quadratics[k].m)
-            found = np.einsum("nad,na->d", JL, c)
-            expected = L.T @ gradient.passes.of_rows(point, k, rows)[1]
-            scale = np.sqrt(np.square(JL * c[..., None]).sum(axis=(0, 1)))
-            if not np.linalg.norm(found - expected) <= tolerance * np.linalg.norm(scale):
+            found = coordinates.pull_back(J.total(c))
+            expected = coordinates.pull_back(gradient.passes.of_rows(point, k, rows)[1])
+            scale = np.sqrt(np.einsum("naa,na->", spread, np.square(c)))
+            if not np.linalg.norm(found - expected) <= tolerance * scale:
                 return not np.isfinite(expected).all()  # then there is nothing to compare
     return True
 
@@ -120,24 +124,20 @@ def noise_at(gradient, points, coordinates) -> list:
     """See `SecondOrder.noise_at`."""
     anchor, d = gradient.anchor, gradient.density.d
     n_groups, dtype = len(gradient.quadratics), gradient.density.dtype
-    scale = np.diag(coordinates.to_theta(np.ones(d))) if coordinates.ndim < 2 else None
-    L = coordinates.factor if scale is None else scale
     centre = anchor.centre.astype(float)
     squares, sums = np.zeros((2, len(points), n_groups, d))
     with np.errstate(all="ignore"):
         for rows, inputs, k in _blocks(gradient):
             q, table = gradient.quadratics[k], anchor.tables[k][rows].astype(float)
             C = q.symmetric(table[:, 1 + q.m :])
-            zeta = gradient.zetas(anchor.centre, *inputs)[k].astype(float)
-            JL = _jacobian(gradient, k, centre, L, inputs, zeta) @ L
+            J = _jacobian(gradient, k, centre, coordinates, inputs)
             rarity = anchor.order.pools[k].size / anchor.order.counts[k][rows]
             for p, point in enumerate(points):
                 there = gradient.first(point.astype(dtype), *inputs)[k].astype(float)
                 _, c, zeta = _parts(there, q.m)
                 left = c - table[:, 1 : 1 + q.m] - np.einsum("nab,nb->na", C, zeta)
-                force = np.einsum("nad,na->nd", JL, left)
-                sums[p, k] += force.sum(axis=0)
-                squares[p, k] += rarity @ np.square(force)
+                sums[p, k] += coordinates.pull_back(J.total(left))
+                squares[p, k] += J.squares(left, coordinates, rarity)
     return squares - np.square(sums)
 
 
@@ -171,16 +171,14 @@ def _differences(there, here, m):
     )
 
 
-def _jacobian(gradient, k, centre, L, inputs, zeta):
-    """∂ζ/∂θ of some rows, (n, m, d)."""
-    d = centre.size
-    J = np.empty((*zeta.shape, d))
-    for i, sd in enumerate(np.sqrt(np.square(L).sum(axis=1))):
-        point = centre.copy()
-        point[i] += FAR * sd
-        there = gradient.zetas(point.astype(gradient.density.dtype), *inputs)[k]
-        J[:, :, i] = (there - zeta) / (FAR * sd)
-    return J
+def _jacobian(gradient, k, centre, coordinates, inputs):
+    """∂ζ/∂θ of some rows of a group."""
+    dtype = gradient.density.dtype
+
+    def zetas(point):
+        return gradient.zetas(point.astype(dtype), *inputs)[k].astype(float)
+
+    return gradient.jacobian(zetas, centre, coordinates.sds(centre.size))
 
 
 def fitted(left, dzeta):

@@ -8,15 +8,18 @@ import pytensor.tensor as pt
 
 from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
+from pytensor.sparse import CSR, dot
 
 from pymc_sghmc.gradients.around_centre import AroundCentre
-from pymc_sghmc.gradients.expansion import expand, is_right, noise_at
+from pymc_sghmc.gradients.expansion import CHECKED_ROWS, expand, is_right, noise_at
+from pymc_sghmc.gradients.jacobians import Full, sparse
 from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
+from pymc_sghmc.loops.backends import is_jax
 from pymc_sghmc.models.row_slopes import row_slopes
 
-__all__ = ["SecondOrder", "second_order"]
+__all__ = ["MOST_UNKNOWNS", "SecondOrder", "second_order"]
 
-MOST_UNKNOWNS = 1000  # a matrix of all
+MOST_UNKNOWNS = 1000  # of which a matrix is kept whole
 MOST_WORK = 3e11  # multiplications for the sum of all rows' slopes
 FEW_BYTES = 2**28  # that tables may have however small the data are
 
@@ -35,13 +38,17 @@ class SecondOrder(AroundCentre):
     gradient : MinibatchGradient
     slopes : RowSlopes
         Of its density's graph.
+    zetas : callable
+        ζ of rows, compiled.
+    jacobian : callable
+        `Full`, or `Sparse` of some columns.
     """
 
     order_of_expansion = 2
 
-    def __init__(self, gradient, slopes):
+    def __init__(self, gradient, slopes, zetas, jacobian):
         self.density, self.data, self.passes = gradient.density, gradient.data, gradient.passes
-        self.quadratics = slopes.quadratics
+        self.quadratics, self.zetas, self.jacobian = slopes.quadratics, zetas, jacobian
         graph, variables = self.density.graph, slopes.variables
         tables = [
             pt.matrix(f"quadratics_{k}", dtype=graph.position.dtype)
@@ -62,20 +69,24 @@ class SecondOrder(AroundCentre):
         own = graph.position
         logp, grad, *by_row = clone_replace(outputs, {position: own}, rebuild_strict=False)
         centre, anchor = own.type("centre_of_control_variates"), own.type("anchor")
-        hessian, level = pt.matrix("hessian", dtype=own.dtype), pt.dscalar("level")
-        shift = own - centre
-        slope = hessian @ shift
+        level, shift = pt.dscalar("level"), own - centre
+        if jacobian is Full:
+            hessian = [pt.matrix("hessian", dtype=own.dtype)]
+            slope = hessian[0] @ shift
+        else:
+            # of compressed sparse rows
+            hessian = [pt.vector("hessian", dtype=own.dtype), *pt.ivectors("columns", "ends")]
+            matrix = CSR(*hessian, pt.stack([own.shape[0], own.shape[0]]))
+            slope = dot(matrix, shift[:, None])[:, 0]
         logp = logp + (shift * (anchor + 0.5 * slope)).sum() + level
         grad = (grad + anchor + slope).astype(own.dtype)
-        self._symbols = logp, grad, [centre, level, anchor, hessian, *tables]
+        self._symbols = logp, grad, [centre, level, anchor, *hessian, *tables]
         weights, drawn, whole = graph.row_weights, graph.rows, [*graph.arrays, *graph.given]
         inputs = [own, graph.prior_weight, *weights, *drawn, *self._symbols[2], *whole]
         self._function = self.density.compiled(inputs, [logp, grad])
         n = len(slopes.cuts)
         self.first = self.density.row_function(by_row[:n])
         self.second = self.density.row_function(by_row[n:])
-        zetas = [rows[:, 1 + q.m :] for rows, q in zip(by_row, self.quadratics, strict=False)]
-        self.zetas = self.density.row_function(zetas)
         self._one = np.ones((), dtype=self.density.weights_dtype)
         self.anchor = self._placed = None
 
@@ -137,8 +148,6 @@ def second_order(gradient) -> SecondOrder | str:
         return "rows are drawn without replacement"
     if density.likelihood_needs_others:
         return "the likelihood depends on unknowns of other steps"
-    if density.d > MOST_UNKNOWNS:
-        return f"there are more than {MOST_UNKNOWNS:,} unknowns"
     graph = density.graph
     batches = [group.batches for group in graph.groups]
     slopes = row_slopes(graph.terms, graph.variables, batches, graph.point)
@@ -148,6 +157,38 @@ def second_order(gradient) -> SecondOrder | str:
     memory = 8 * sum(n * size for n, size in zip(data.n_rows, sizes, strict=True))
     if memory > max(FEW_BYTES, sum(array.nbytes for array in data.arrays)):
         return f"it would take {memory / 1e9:.1f} GB beside the data"
-    if density.d**2 * sum(n * q.m for n, q in zip(data.n_rows, slopes.quadratics)) > MOST_WORK:
+    zetas, jacobian = _zetas(density, slopes), Full
+    if density.d > MOST_UNKNOWNS:
+        if is_jax(density.compile_kwargs.get("mode")):
+            return f"JAX has no product of sparse matrices, as more than {MOST_UNKNOWNS:,} unknowns need"
+        jacobian = sparse([np.shape(graph.point[v.name]) for v in graph.variables])
+        if jacobian is None or not _serves(jacobian, zetas, gradient):
+            return f"of more than {MOST_UNKNOWNS:,} unknowns a row depends on many"
+    elif density.d**2 * sum(n * q.m for n, q in zip(data.n_rows, slopes.quadratics)) > MOST_WORK:
         return "there are too many unknowns to sum up the slopes of all rows"
-    return SecondOrder(gradient, slopes)
+    return SecondOrder(gradient, slopes, zetas, jacobian)
+
+
+def _zetas(density, slopes):
+    """Compile ζ of rows, (n, m), for each group."""
+    graph = density.graph
+    outputs = [rows[:, 1 + q.m :] for rows, q in zip(slopes.first, slopes.quadratics, strict=True)]
+    outputs = clone_replace(outputs, graph.gathered, rebuild_strict=False)
+    outputs, position = join_nonshared_inputs(graph.point, outputs, slopes.variables)
+    outputs = clone_replace(outputs, {position: graph.position}, rebuild_strict=False)
+    return density.row_function(outputs)
+
+
+def _serves(jacobian, zetas, gradient) -> bool:
+    """Whether some rows depend on as few unknowns as a sparse Jacobian holds."""
+    density, data = gradient.density, gradient.data
+    centre = np.zeros(density.d)
+    for k, n in enumerate(data.n_rows):
+        rows, arrays = data.part(k, np.arange(min(n, CHECKED_ROWS)))
+
+        def of_group(point, k=k, inputs=(*rows, *arrays, *density.given)):
+            return zetas(point.astype(density.dtype), *inputs)[k].astype(float)
+
+        if not jacobian(of_group, centre, np.ones(density.d)).is_right():
+            return False
+    return True

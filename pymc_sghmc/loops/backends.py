@@ -15,12 +15,17 @@ import numpy as np
 
 from pytensor.compile.mode import get_mode
 
-__all__ = ["is_numba", "loop_around", "resident", "shared_values"]
+__all__ = ["is_jax", "is_numba", "loop_around", "resident", "shared_values"]
 
 
 def is_numba(mode) -> bool:
     """Whether a PyTensor mode, or the default for None, compiles with Numba."""
     return type(get_mode(mode).linker).__name__ == "NumbaLinker"
+
+
+def is_jax(mode) -> bool:
+    """Whether a PyTensor mode, or the default for None, compiles with JAX."""
+    return type(get_mode(mode).linker).__name__ == "JAXLinker"
 
 
 def shared_values(function, n_inputs: int) -> tuple:

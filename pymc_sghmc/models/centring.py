@@ -53,9 +53,11 @@ def written_in(found, graphs, unknowns, centring) -> tuple:
         weight, start = centring[start:stop].reshape(shape), stop
         a = one.value.type(name=one.value.name)
         exponent = (one.written if one.mixing is None else 1.0) - weight
+        # exp and log, whose derivatives are at hand, take a third of the time of powers
+        log_power = exponent * pt.log(one.scale)
         # broadcast, so that each entry counts once where a scale is shared
-        jacobian = jacobian + pt.broadcast_to(exponent * pt.log(one.scale), shape).sum()
-        value = one.location + one.scale**exponent * (a - weight * one.location)
+        jacobian = jacobian + pt.broadcast_to(log_power, shape).sum()
+        value = one.location + pt.exp(log_power) * (a - weight * one.location)
         seen = one.value
         if one.mixing is not None:
             C, mixing, u = one.mixing.factor, one.mixing, one.value.type()
@@ -68,7 +70,7 @@ def written_in(found, graphs, unknowns, centring) -> tuple:
             jacobian = jacobian - entries.sum()
         changes[one.value] = value.astype(one.value.dtype)
         new[one.value] = a
-        back = weight * one.location + one.scale ** (-exponent) * (seen - one.location)
+        back = weight * one.location + pt.exp(-log_power) * (seen - one.location)
         inverse[one.value] = back.astype(one.value.dtype)
     joined = pt.concatenate([v.ravel() for v in unknowns.variables])
     from_model = pt.concatenate([inverse.get(v, v).ravel() for v in unknowns.variables])

@@ -20,10 +20,8 @@ import pytensor.tensor as pt
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.tensor.basic import Join
-from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.subtensor import AdvancedSubtensor
 
+from pymc_sghmc.models.frontier import elementwise_roots, frontier, is_multiple
 from pymc_sghmc.models.graphs import slice_rows
 from pymc_sghmc.models.row_axes import fixed_jacobians, row_axes, simplified
 
@@ -169,13 +167,15 @@ def _without_checks(log_likelihood):
 
 def _cuts(graph, variables, batches, point) -> list | None:
     fixed = fixed_jacobians(graph, variables)
-    found = _frontier(graph, row_axes([graph], dict.fromkeys(batches, 0)), fixed)
+    found = frontier(graph, row_axes([graph], dict.fromkeys(batches, 0)), fixed)
     if found is None:
         return None
     by_row, shared = found
     # Functions of one shared unknown, such as σ and log σ, are one ζ.
-    roots = list(dict.fromkeys(root for v in shared for root in _elementwise_roots(v, fixed)))
-    for zetas in (by_row + roots, by_row + shared):
+    roots = list(dict.fromkeys(root for v in shared for root in elementwise_roots(v, fixed)))
+    for of_all in (roots, shared):
+        # nor is a multiple of one, row by row, another
+        zetas = [v for v in by_row if not is_multiple(v, of_all, fixed)] + of_all
         sizes = _sizes(zetas, variables, point)
         if sum(sizes) <= MAX_NUMBERS:
             cotangents = _cotangents(graph, zetas)
@@ -183,50 +183,6 @@ def _cuts(graph, variables, batches, point) -> list | None:
                 Cut(z, c, s, fixed[z]) for z, c, s in zip(zetas, cotangents, sizes, strict=True)
             ]
     return None
-
-
-def _frontier(graph, axes, fixed) -> tuple[list, list] | None:
-    """Go from ℓ towards the unknowns as far as need be: ζ by row, and ζ that all rows share."""
-    by_row, shared, seen, left = [], [], set(), [graph]
-    if axes.get(graph) != 0:
-        return None
-    while left:
-        v = left.pop()
-        if v in seen or v not in fixed:
-            continue
-        seen.add(v)
-        if v not in axes:
-            shared.append(v)
-            continue
-        unknown = [u for u in v.owner.inputs if u in fixed]
-        with_rows = [u for u in unknown if u in axes]
-        broadcasts = isinstance(v.owner.op, Elemwise)
-        if axes[v] != 0:
-            return None
-        alike = broadcasts or isinstance(v.owner.op, Join)
-        if fixed[v] and alike and len(unknown) == 1 and with_rows:
-            left += unknown  # not −ζ where there is ζ, and not with constants beside it
-        elif fixed[v] or (not with_rows and isinstance(v.owner.op, AdvancedSubtensor)):
-            by_row.append(v)
-        elif broadcasts or len(with_rows) == len(unknown):
-            left += unknown
-        else:  # such as X(zτ), which takes as long from θ̂, or a layer of a neural network
-            return None
-    return by_row, shared
-
-
-def _elementwise_roots(v, fixed) -> list:
-    """Find what a shared ``v`` is a function of, entry by entry."""
-    roots, left = [], [v]
-    while left:
-        v = left.pop()
-        unknown = [u for u in v.owner.inputs if u in fixed] if v.owner else []
-        same = all(u.type.broadcastable == v.type.broadcastable for u in unknown)
-        if unknown and same and isinstance(v.owner.op, Elemwise):
-            left += unknown
-        else:
-            roots.append(v)
-    return roots
 
 
 def _sizes(zetas, variables, point) -> list:

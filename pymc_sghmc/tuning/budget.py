@@ -74,13 +74,15 @@ def smallest_friction(bias, budget, lower) -> float:
     return brentq(lambda alpha: bias(alpha) - budget, lower, 1.0)
 
 
-def worst_noise(noise) -> float:
+def worst_noise(tuning) -> float:
     """Noise in the noisiest direction; of thousands, each measured roughly, it is their mean.
 
     The largest of thousands of rough numbers says more of their errors, and directions that are noisier
-    than twice the mean have got shorter scales when the centre was set up.
+    than twice the mean have got shorter scales when the centre was set up. Of second-order control variates
+    the noise is known exactly.
     """
-    return float(noise.max() if noise.size <= MANY else noise.mean())
+    is_rough = tuning.order < 2 and tuning.noise.size > MANY
+    return float(tuning.noise.mean() if is_rough else tuning.noise.max())
 
 
 class ChainTuning(NamedTuple):
@@ -166,7 +168,7 @@ def choose(
         direction and the relaxation of the slowest.
     """
     # One thermostat is for all directions, and for all positions: some noise it must miss.
-    largest = worst_noise(tuning.noise)
+    largest = worst_noise(tuning)
     share = float(tuning.noise.mean()) / largest if largest else 1.0
     mean_noise = noise * min(share, 1 - UNKNOWN_NOISE)
     has_friction = rule.has_friction

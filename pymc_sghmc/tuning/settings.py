@@ -44,7 +44,7 @@ class Settings:
 
     def chosen(self, tuning, setup):
         """Choose those that are free by what is known of the noise; return the tuning with them."""
-        noise = worst_noise(tuning.noise) / (self.temperature or 1.0)
+        noise = worst_noise(tuning) / (self.temperature or 1.0)
         # second-order noise grows fast with the distance: none of it counts as taken out
         left_in = 1.0 if tuning.order == 2 else self.noise.left_in
         return choose(

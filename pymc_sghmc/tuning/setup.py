@@ -28,6 +28,7 @@ NOISY = 4  # times the median noise, above which a direction gets a scale of its
 N_EXACT = (
     4  # points at each distance at which second-order noise is measured over all rows, and ...
 )
+FAR_ENOUGH = 2.0  # times 1 and 2 sds, in any one of thousands of directions
 N_GROWTH = 2  # ... at which all rows tell how much the curvature changes
 MOST_FAR_NOISE = (
     5.0  # variance in φ at 2 sds above which second-order control variates are given up
@@ -193,8 +194,10 @@ def _exact_noise(second, centre, coordinates, temperature):
     """Diagonal of V in φ at 1 and at 2 sds from the centre, and how large η may become."""
     rng, T = np.random.default_rng(0), (temperature or 1.0) ** 0.5
     z = rng.standard_normal((N_EXACT, centre.position.size))
-    as_matrix = centre.factor if centre.factor.ndim == 2 else np.diag(centre.factor)
-    points = [centre.position + far * T * as_matrix @ x for far in (1.0, 2.0) for x in z]
+    if centre.position.size > MAX_DENSE:  # of thousands some are farther than a chain ever is
+        z = np.clip(z, -FAR_ENOUGH, FAR_ENOUGH)
+    around = Coordinates(centre.factor)
+    points = [centre.position + far * T * around.to_theta(x) for far in (1.0, 2.0) for x in z]
     sizes, is_noisy = second.data.batch_sizes, second.data.is_noisy
     found = np.array(
         [
@@ -204,12 +207,12 @@ def _exact_noise(second, centre, coordinates, temperature):
     )
     found = np.nan_to_num(found, nan=1e100, posinf=1e100)
     # on a Gaussian the force falls off by z sds from the centre to there
-    passes, L = second.passes, as_matrix
-    here = L.T @ passes.log_density(second.anchor.centre)[1]
+    passes = second.passes
+    here = around.pull_back(passes.log_density(second.anchor.centre)[1])
     growth = 0.0
     for x in z[:N_GROWTH]:
-        far = second.anchor.centre + (2 * T * L @ x).astype(second.density.dtype)
-        there = L.T @ passes.log_density(far)[1]
+        far = second.anchor.centre + (2 * T * around.to_theta(x)).astype(second.density.dtype)
+        there = around.pull_back(passes.log_density(far)[1])
         growth = max(growth, np.linalg.norm((there - here) / (2 * T) + x) / np.linalg.norm(x))
     limit = FARTHEST_LEARNING_RATE if growth <= MOST_GROWTH else MAX_LEARNING_RATE
     return found[:N_EXACT].mean(axis=0), found[N_EXACT:].mean(axis=0), limit

@@ -1,0 +1,60 @@
+"""Where to cut the graph of a row: what of the unknowns a row depends on, by way of fixed derivatives.
+
+Knows operations of PyTensor, no model and no data.
+"""
+
+from pytensor.tensor.basic import Join
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.subtensor import AdvancedSubtensor
+
+__all__ = ["elementwise_roots", "frontier", "is_multiple"]
+
+
+def frontier(graph, axes, fixed) -> tuple[list, list] | None:
+    """Go from ℓ towards the unknowns as far as need be: ζ by row, and ζ that all rows share."""
+    by_row, shared, seen, left = [], [], set(), [graph]
+    if axes.get(graph) != 0:
+        return None
+    while left:
+        v = left.pop()
+        if v in seen or v not in fixed:
+            continue
+        seen.add(v)
+        if v not in axes:
+            shared.append(v)
+            continue
+        unknown = [u for u in v.owner.inputs if u in fixed]
+        with_rows = [u for u in unknown if u in axes]
+        broadcasts = isinstance(v.owner.op, Elemwise)
+        if axes[v] != 0:
+            return None
+        alike = broadcasts or isinstance(v.owner.op, Join)
+        if fixed[v] and alike and len(unknown) == 1 and with_rows:
+            left += unknown  # not −ζ where there is ζ, and not with constants beside it
+        elif fixed[v] or (not with_rows and isinstance(v.owner.op, AdvancedSubtensor)):
+            by_row.append(v)
+        elif broadcasts or len(with_rows) == len(unknown):
+            left += unknown
+        else:  # such as X(zτ), which takes as long from θ̂, or a layer of a neural network
+            return None
+    return by_row, shared
+
+
+def elementwise_roots(v, fixed) -> list:
+    """Find what a shared ``v`` is a function of, entry by entry."""
+    roots, left = [], [v]
+    while left:
+        v = left.pop()
+        unknown = [u for u in v.owner.inputs if u in fixed] if v.owner else []
+        same = all(u.type.broadcastable == v.type.broadcastable for u in unknown)
+        if unknown and same and isinstance(v.owner.op, Elemwise):
+            left += unknown
+        else:
+            roots.append(v)
+    return roots
+
+
+def is_multiple(v, shared, fixed) -> bool:
+    """Whether ``v`` is one of ``shared``, entry by entry times constants."""
+    unknown = [u for u in v.owner.inputs if u in fixed]
+    return isinstance(v.owner.op, Elemwise) and len(unknown) == 1 and unknown[0] in shared
