@@ -65,9 +65,9 @@ def centre_of_mass(counted, start) -> Mass | None:
     m, s = found
     factor, moved = np.diag(s), np.inf
     for _ in range(ROUNDS):
-        factor = _rescaled(counted, shares, m, factor, z)
+        factor, is_wide = _rescaled(counted, shares, m, factor, z)
         m, moved = nearer(counted, counted.subset, m, factor, z)
-        if not NEAR <= moved < math.inf:
+        if moved == math.inf or (moved < NEAR and is_wide):
             break
     for _ in range(ROUNDS if counted.subset is not None else 0):  # the mean of all rows is another
         m, moved = nearer(counted, None, m, factor, z)
@@ -159,7 +159,10 @@ def _first_scales(counted, start):
 
 
 def _rescaled(counted, shares, m, factor, z):
-    """Return L with LᵀH̄L = 1, H̄ the mean of the Hessian of −log p over the draws, by differences."""
+    """Return L with LᵀH̄L = 1, H̄ the mean of the Hessian of −log p over the draws, by differences.
+
+    And whether no direction may be wider still.
+    """
     step, d = 1e-3 if counted.dtype == np.float64 else 3e-2, m.size
     hessian = np.zeros((d, d))
     for draw, share in zip(z, shares, strict=True):
@@ -168,11 +171,12 @@ def _rescaled(counted, shares, m, factor, z):
         columns = [here - counted(x + step * u, share)[1] for u in factor.T]
         hessian += factor.T @ np.column_stack(columns) / step / len(z)
     if not np.isfinite(hessian).all():
-        return factor
+        return factor, True
     values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
+    is_wide = not ((values >= 0) & (values < FLAT)).any()
     # a negative one says nothing of the width: there the scale stays what it was
     values = np.where(values > FLAT, values, np.where(values < 0, 1.0, FLAT))
-    return lower(factor @ (vectors / np.sqrt(values)))  # the same root in each round
+    return lower(factor @ (vectors / np.sqrt(values))), is_wide  # the same root in each round
 
 
 def nearer(counted, subset, m, factor, z):

@@ -16,7 +16,7 @@ from pymc_sghmc import SGHMC
 from pymc_sghmc.tuning import centre, curvature, mass
 from pymc_sghmc.tuning.centre import find_centre
 from pymc_sghmc.tuning.curvature import CountedPasses
-from pymc_sghmc.tuning.mass import NEAR, centre_of_mass
+from pymc_sghmc.tuning.mass import FLAT, NEAR, centre_of_mass
 
 GROUPS, ROWS, SIGMA = 40, 5, 1.0  # of the hierarchical model
 rng = np.random.default_rng(4)
@@ -74,6 +74,19 @@ def test_gaussian_is_found_exactly():
     np.testing.assert_allclose(L.T @ H @ L, np.eye(5), atol=1e-5)
     shift = found.position - mean
     assert math.sqrt(shift @ H @ shift) < 1e-3
+
+
+def test_ridge_is_found_though_single_unknowns_see_little_of_it():
+    # an intercept that a hundred effects make up for: 12 times as wide as while they stay
+    d, rng = 101, np.random.default_rng(3)
+    effects = np.column_stack([np.ones(d - 1), np.eye(d - 1)])
+    precision = 4 * effects.T @ effects + np.diag([0.0, *np.full(d - 1, 0.7)])
+    covariance, centre = np.linalg.inv(precision), rng.standard_normal(d)
+    assert covariance[0, 0] * precision[0, 0] > 1 / FLAT / 3
+    counted = counted_of(potential(lambda x: 0.5 * (x - centre) @ precision @ (x - centre), d))
+    found = centre_of_mass(counted, np.zeros(d))
+    assert found.is_near
+    np.testing.assert_allclose(found.factor @ found.factor.T, covariance, rtol=1e-4, atol=1e-6)
 
 
 def test_skewed_density_has_the_mean_curvature_and_no_mean_gradient():

@@ -1,0 +1,65 @@
+"""Models as Bambi writes them: their groups are known as effects, in both of its forms."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from modes import FAST
+
+from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.models.unknowns import Unknowns
+
+bambi = pytest.importorskip("bambi", reason="Bambi isn't installed")
+
+# Its own, with pandas 3
+pytestmark = pytest.mark.filterwarnings("ignore:For backward compatibility, 'str' dtypes")
+
+N = 60
+rng = np.random.default_rng(5)
+DATA = pd.DataFrame(
+    {
+        "x": rng.standard_normal(N),
+        "g": np.char.add("g", rng.integers(0, 6, N).astype(str)),
+        "h": np.char.add("h", rng.integers(0, 4, N).astype(str)),
+        "coin": rng.integers(0, 2, N),
+        "real": rng.standard_normal(N),
+        "count": rng.poisson(2, N),
+    }
+)
+FORMULAS = {
+    "coin ~ x + (1|g)": ("bernoulli", {"1|g"}),
+    "real ~ x + (x|g)": ("gaussian", {"1|g", "x|g"}),
+    "real ~ x + (0 + x|g)": ("t", {"x|g"}),
+    "count ~ x + (1|h/g)": ("negativebinomial", {"1|h", "1|h:g"}),
+    "coin ~ x + (1|g) + (x|h)": ("bernoulli", {"1|g", "1|h", "x|h"}),
+    "count ~ (1|g) + offset(x)": ("poisson", {"1|g"}),
+}
+
+
+@pytest.mark.parametrize("noncentered", [True, False])
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_groups_are_effects_and_the_density_is_the_models(formula, noncentered):
+    family, names = FORMULAS[formula]
+    made = bambi.Model(formula, DATA, family=family, noncentered=noncentered)
+    made.build()
+    model = made.backend.model
+    point = model.initial_point()
+    unknowns = Unknowns(model.value_vars, point)
+    density = LogDensity(model, unknowns, 10, point, FAST, may_centre=True)
+    assert set(density.centring.places) == {
+        name + "_offset" if noncentered else name for name in names
+    }
+    rng = np.random.default_rng(0)
+    density.set_centring(rng.random(density.centring.as_written.size))
+    x = density.from_model(unknowns.ravel(point)) + 0.3 * rng.standard_normal(unknowns.d)
+    jacobian = np.column_stack(
+        [
+            (density.to_model(x + 1e-6 * u) - density.to_model(x - 1e-6 * u)) / 2e-6
+            for u in np.eye(unknowns.d)
+        ]
+    )
+    expected = float(model.compile_logp(**FAST)(unknowns.unravel(density.to_model(x), point)))
+    expected += np.linalg.slogdet(jacobian)[1]
+    arrays = [getattr(source, "data", source) for source in density.sources]
+    found = float(density(x, np.ones(()), [np.ones(N)], [np.arange(N)], arrays)[0])
+    assert found == pytest.approx(expected, abs=1e-5)
