@@ -3,6 +3,8 @@
 Knows densities and rows, no minibatches of a chain.
 """
 
+import math
+
 from typing import NamedTuple
 
 import numpy as np
@@ -13,14 +15,17 @@ from pymc_sghmc.faults import NonFinite
 from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.rows.orders import ByLeverage
 
-__all__ = ["CHECKED_ROWS", "Expansion", "expand", "fitted", "is_right", "noise_at"]
+__all__ = ["Expansion", "expand", "fits", "fitted", "is_right", "noise_at"]
 
 N_PAIRS = 8  # of points at each distance, or fewer above ...
 N_FEW_ROWS = 2_000_000
 DISTANCES = (1.0, 3.0)  # sds: rare rows that are saturated nearby are met farther out
 BLOCK_BYTES = 2**25  # of Jacobians, and of what is known at all points, at a time
 PER_ROW = 200  # numbers of the latter for each in ζ
-CHECKED_ROWS = 100
+CHECKED_ROWS, FITTED_ROWS = (
+    100,
+    10_000,
+)  # at two points; at a time, of which few unknowns are looked for
 TOLERANCE = 1e-9  # of eigenvalues that count as zero in a regression
 
 
@@ -98,6 +103,29 @@ def expand(gradient, centre, factor) -> tuple[Expansion, float]:
     return found, 2.0 + len(probes) + J.n_points
 
 
+def fits(jacobian, zetas, density, data) -> bool:
+    """Whether all rows depend on as few unknowns as a sparse Jacobian holds.
+
+    Parameters
+    ----------
+    jacobian : callable
+        As of `SecondOrder`, for `Sparse`.
+    zetas : callable
+    density : LogDensity
+    data : InMemory
+    """
+    for chunk in data.chunks():
+        for rows in np.array_split(chunk.rows, math.ceil(chunk.rows.size / FITTED_ROWS)):
+            inputs = (*data.part(chunk.group, rows).rows, *chunk.arrays, *density.given)
+
+            def of_rows(point, inputs=inputs, k=chunk.group):
+                return zetas(point.astype(density.dtype), *inputs)[k].astype(float)
+
+            if not jacobian(of_rows, np.zeros(density.d), np.ones(density.d)).is_right():
+                return False
+    return True
+
+
 def is_right(gradient, centre, factor) -> bool:
     """Whether derivatives by way of ζ are those of the model, on some rows at two points.
 
@@ -147,7 +175,8 @@ def _blocks(gradient, n_rows=None):
     With ``n_rows`` only so many of each group.
     """
     data, d = gradient.data, gradient.density.d
-    subset = n_rows and tuple([np.arange(min(n_rows, n)) for n in data.n_rows])
+    spread = (np.linspace(0, n - 1, min(n_rows or n, n)).astype(int) for n in data.n_rows)
+    subset = n_rows and tuple(spread)
     for chunk in data.chunks(subset):
         m = gradient.quadratics[chunk.group].m
         n = max(16, BLOCK_BYTES // (8 * m * (d + PER_ROW)))

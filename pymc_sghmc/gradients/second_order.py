@@ -11,7 +11,7 @@ from pytensor.graph.replace import clone_replace
 from pytensor.sparse import CSR, dot
 
 from pymc_sghmc.gradients.around_centre import AroundCentre
-from pymc_sghmc.gradients.expansion import CHECKED_ROWS, expand, is_right, noise_at
+from pymc_sghmc.gradients.expansion import expand, fits, is_right, noise_at
 from pymc_sghmc.gradients.jacobians import Full, sparse
 from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
 from pymc_sghmc.loops.backends import is_jax
@@ -92,6 +92,10 @@ class SecondOrder(AroundCentre):
 
     def is_right(self, centre, factor) -> bool:
         """Whether what was cut from the model's graph is the model: if not, it isn't to be used."""
+        if self.jacobian is not Full and not fits(
+            self.jacobian, self.zetas, self.density, self.data
+        ):
+            return False  # the data may have changed
         return is_right(self, centre, factor)
 
     def set_centre(self, centre, factor) -> float:
@@ -162,7 +166,7 @@ def second_order(gradient) -> SecondOrder | str:
         if is_jax(density.compile_kwargs.get("mode")):
             return f"JAX has no product of sparse matrices, as more than {MOST_UNKNOWNS:,} unknowns need"
         jacobian = sparse([np.shape(graph.point[v.name]) for v in graph.variables])
-        if jacobian is None or not _serves(jacobian, zetas, gradient):
+        if jacobian is None or not fits(jacobian, zetas, density, data):
             return f"of more than {MOST_UNKNOWNS:,} unknowns a row depends on many"
     elif density.d**2 * sum(n * q.m for n, q in zip(data.n_rows, slopes.quadratics)) > MOST_WORK:
         return "there are too many unknowns to sum up the slopes of all rows"
@@ -177,18 +181,3 @@ def _zetas(density, slopes):
     outputs, position = join_nonshared_inputs(graph.point, outputs, slopes.variables)
     outputs = clone_replace(outputs, {position: graph.position}, rebuild_strict=False)
     return density.row_function(outputs)
-
-
-def _serves(jacobian, zetas, gradient) -> bool:
-    """Whether some rows depend on as few unknowns as a sparse Jacobian holds."""
-    density, data = gradient.density, gradient.data
-    centre = np.zeros(density.d)
-    for k, n in enumerate(data.n_rows):
-        rows, arrays = data.part(k, np.arange(min(n, CHECKED_ROWS)))
-
-        def of_group(point, k=k, inputs=(*rows, *arrays, *density.given)):
-            return zetas(point.astype(density.dtype), *inputs)[k].astype(float)
-
-        if not jacobian(of_group, centre, np.ones(density.d)).is_right():
-            return False
-    return True

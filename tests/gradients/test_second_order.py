@@ -177,6 +177,17 @@ def test_few_derivatives_of_each_row_give_the_same_gradient(monkeypatch):
     np.testing.assert_allclose(mean, [logp, *grad], rtol=1e-10, atol=1e-10)
 
 
+def test_rows_of_two_members_at_the_end_are_seen(monkeypatch):
+    with pm.Model() as model:
+        u, n = pm.Normal("u", shape=70), 15_000
+        first = np.sort(np.random.default_rng(2).integers(0, 70, n))
+        second = np.where(np.arange(n) < n - 5, 0.0, 0.5)
+        other = np.random.default_rng(3).integers(0, 70, n)
+        pm.Normal("y", u[first] + second * u[other], 1, observed=np.zeros(n))
+    monkeypatch.setattr(module, "MOST_UNKNOWNS", 0)
+    assert "depends on many" in second_order(gradient_of(model, 4))
+
+
 def test_mean_is_exact_with_a_group_used_whole_and_for_models_with_minibatches():
     for write, size in ((two_groups, {"y": 4, "k": 15}), (of_minibatches, None)):
         gradient, position, _ = built(write, size)
