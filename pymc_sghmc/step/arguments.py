@@ -133,12 +133,12 @@ class SharedArguments(TypedDict, total=False):
         rows' gradients as well (Dang et al. 2019), so that some ten rows a step are enough, and
         gives way to "control_variates", in words, where that is too noisy far from the centre.
         "auto" takes what mixes faster at the same bias, chain by chain, by the noise measured;
-        second order with ``batch_size="auto"`` only.
+        second order with ``batch_size="auto"``, and for effects among more than 1,000 unknowns.
     preconditioner : "auto", None, "diag", "dense" or array of shape (d,) or (d, d), default "auto"
         M⁻¹, best near the posterior (co)variance of the raveled unconstrained unknowns, in the
         order of ``model.value_vars``; ``None`` is 1. "dense" and "diag" take it from the curvature
-        at the centre. "auto": dense up to 1,000 unknowns, above that diagonal; and 1 with a given
-        learning rate, which then has the unknowns' unit.
+        at the centre. "auto": dense up to 1,000 unknowns, above that diagonal, or with effects
+        diagonal and a few directions; and 1 with a given learning rate, which then has the unknowns' unit.
     centring : "auto", None or dict of {str: float}, default "auto"
         How far effects u of an unknown scale τ, in either form, ``Normal("u", mu, tau)`` and ``tau * z``,
         are centred while sampling: the chain runs in uτ^(λ−1), which traces don't show. λ = 1 is u,
