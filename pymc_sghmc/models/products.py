@@ -11,7 +11,7 @@ import pytensor.tensor as pt
 
 from pymc.pytensorf import compile
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Constant, Variable, equal_computations
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.math import Dot
@@ -22,7 +22,15 @@ from pymc_sghmc.compat import ancestors, indexes_leading_axes, toposort
 
 __all__ = ["Mixing", "is_positive", "products", "told_by"]
 
-SIZES = (0.1, 1.0, 1.0, 3.0, 3.0, 10.0)  # of unknowns at which a scale has to be above zero
+SIZES = (
+    0.1,
+    1.0,
+    1.0,
+    3.0,
+    3.0,
+    10.0,
+)  # of unknowns at which a scale has to be above zero, and ...
+LARGE = (100.0, 1e3, 1e5)  # ... at which it mustn't be below: it may overflow
 
 
 class Mixing(NamedTuple):
@@ -50,9 +58,10 @@ def products(value, terms, moving, unknowns) -> tuple:
     scale : TensorVariable or None
     mixing : Mixing or None
     """
-    # views of the value: of each axis which of its own it is, and the scale so far with what it is made of
-    views = {value: (tuple(range(value.type.ndim)), None, ())}
-    scales, mixings = {}, {}
+    # views of the value: of each axis which of its own it is, along which constants multiply it, and
+    # the scale so far with what it is made of
+    views = {value: (tuple(range(value.type.ndim)), frozenset(), None, ())}
+    scales, mixings = {}, []
     for node in toposort(terms, []):
         if isinstance(node.op, Shape | Shape_i) or moving.isdisjoint(node.inputs):
             continue
@@ -64,29 +73,37 @@ def products(value, terms, moving, unknowns) -> tuple:
         if len(viewed) > 1:
             return None, None
         [view] = viewed
-        axes, scale, made_of = views[view]
+        axes, weighted, scale, made_of = views[view]
         if not others:
             after = _axes_after(node, view, axes)
             if after is not None:
-                views[node.outputs[0]] = after, scale, made_of
+                views[node.outputs[0]] = (
+                    after,
+                    weighted | _weighted(node, view, axes),
+                    scale,
+                    made_of,
+                )
                 continue
-        elif node.op == pt.mul:
+        elif node.op == pt.mul and not _repeats(node, view, axes):
             factor = _aligned(reduce(pt.mul, others), axes, value.type.ndim)
             if factor is not None and is_positive(factor, unknowns):
                 scale = factor if scale is None else scale * factor
-                views[node.outputs[0]] = axes, scale, (*made_of, *map(_root, others))
+                views[node.outputs[0]] = axes, weighted, scale, (*made_of, *map(_root, others))
                 continue
-        elif scale is None and len(others) == 1 and _is_product(node.op):
+        elif scale is None and len(others) == 1 and value.type.ndim == 2 and _is_product(node.op):
             mixing = _mixing(node, view, axes)
-            if mixing is None or not _is_triangular(mixing, value, unknowns):
+            if mixing is None or mixing.axis in weighted:
                 return None, None
-            first = mixings.setdefault((_root(others[0]), mixing.axis, mixing.turned), mixing)
-            first.products.append((node.outputs[0], view))
+            if not _is_triangular(mixing, value, unknowns):
+                return None, None
+            same = [one for one in mixings if _is_same(one, mixing)]
+            mixings += [] if same else [mixing]
+            (same or [mixing])[0].products.append((node.outputs[0], view))
             continue
         if scale is None:
             return None, None
         scales[made_of] = scale
-    found = [*scales.values(), *mixings.values()]
+    found = [*scales.values(), *mixings]
     if len(found) != 1:
         return None, None
     return (found[0], None) if scales else (None, found[0])
@@ -111,10 +128,16 @@ def _mixing(node, view, axes) -> Mixing | None:
     return Mixing(other.T if is_first else other, axis, turned, [])
 
 
+def _is_same(one, other) -> bool:
+    """Whether two factors are one, of several likelihoods perhaps."""
+    alike = (one.axis, one.turned) == (other.axis, other.turned)
+    return alike and equal_computations([one.factor], [other.factor])
+
+
 def _is_triangular(mixing, value, unknowns) -> bool:
     """Whether the factor is square, lower triangular and above zero on its diagonal at points of all sizes."""
     n = unknowns.shapes[unknowns.variables.index(value)][mixing.axis]
-    found = list(_at_points(mixing.factor, unknowns))
+    found = list(_at_points(mixing.factor, unknowns, SIZES))
     return all(
         C.shape == (n, n) and not np.triu(C, 1).any() and (np.diag(C) > 0).all() for C in found
     )
@@ -133,11 +156,29 @@ def _axes_after(node, view, axes) -> tuple | None:
     if isinstance(op, DimShuffle):
         return tuple(None if i == "x" else axes[i] for i in op.new_order)
     if op in (pt.mul, pt.neg, pt.tensor_copy):
-        return axes
+        return None if _repeats(node, view, axes) else axes
     if isinstance(op, AdvancedSubtensor) and len(node.inputs) == 2:
         if view is node.inputs[0] and indexes_leading_axes(node):
             return (*[None] * node.inputs[1].type.ndim, *axes[1:])
     return None
+
+
+def _repeats(node, view, axes) -> bool:
+    """Whether the only entry along an axis of the value is used several times."""
+    before, after = view.type.broadcastable, node.outputs[0].type.broadcastable
+    places = zip(before, after, axes, strict=True)
+    return any(one and not now and axis is not None for one, now, axis in places)
+
+
+def _weighted(node, view, axes) -> set:
+    """Axes of the value along which constants that multiply it may differ."""
+    constants = [v for v in node.inputs if v is not view] if node.op == pt.mul else []
+    return {
+        axis
+        for constant in constants
+        for one, axis in zip(constant.type.broadcastable, axes, strict=True)
+        if not one
+    }
 
 
 def _aligned(scale, axes, ndim) -> Variable | None:
@@ -160,11 +201,12 @@ def told_by(graphs) -> list:
 
 def is_positive(scale, unknowns) -> bool:
     """Whether a scale is above zero at points of all sizes."""
-    return all((values > 0).all() for values in _at_points(scale, unknowns))
+    above = all((values > 0).all() for values in _at_points(scale, unknowns, SIZES))
+    return above and not any((values < 0).any() for values in _at_points(scale, unknowns, LARGE))
 
 
-def _at_points(graph, unknowns):
-    """Yield values of a graph where the unknowns are small and where they are large."""
+def _at_points(graph, unknowns, sizes):
+    """Yield values of a graph at unknowns of these sizes, with either sign."""
     shapes = dict(zip(unknowns.variables, unknowns.shapes, strict=True))
     used = told_by([graph])
     if not shapes.keys() >= set(used):
@@ -173,5 +215,10 @@ def _at_points(graph, unknowns):
     function = compile(used, graph, mode="FAST_COMPILE")
     rng = np.random.default_rng(0)
     with np.errstate(all="ignore"):
-        for size in SIZES:
-            yield function(*(rng.normal(0, size, shapes[v]).astype(v.dtype) for v in used))
+        for size in sizes:
+            point = [rng.normal(0, size, shapes[v]) for v in used]
+            for sign in (1, -1):
+                try:
+                    yield function(*((sign * x).astype(v.dtype) for x, v in zip(point, used)))
+                except np.linalg.LinAlgError:  # no factor of a matrix that overflows
+                    yield np.array(np.nan)

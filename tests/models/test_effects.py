@@ -103,6 +103,11 @@ def picked_before_it_is_mixed():
     observed(u[:, 0] + u[:, 1] * X)
 
 
+def weighed_across_before_it_is_mixed():
+    u = (pm.Normal("z", shape=(G, 2))[GROUP] * X[:, None]) @ factor().T
+    observed(u[:, 0] - u[:, 1])
+
+
 def several_scales():
     local, tau = pm.HalfCauchy("local", 1, shape=G), pm.HalfCauchy("tau", 1)
     z = pm.Normal("z", shape=G)
@@ -113,6 +118,7 @@ EFFECTS = {
     times_a_factor: {"z"},
     a_factor_times_columns: {"z"},
     picked_before_it_is_mixed: {"z"},
+    weighed_across_before_it_is_mixed: {"z"},
     several_scales: {"z"},
     centred: {"u"},
     non_centred: {"z"},
@@ -129,7 +135,12 @@ EFFECTS = {
 }
 
 
-MIXED = times_a_factor, a_factor_times_columns, picked_before_it_is_mixed
+MIXED = (
+    times_a_factor,
+    a_factor_times_columns,
+    picked_before_it_is_mixed,
+    weighed_across_before_it_is_mixed,
+)
 
 
 def built(build, names=None):
@@ -180,6 +191,18 @@ def test_rows_see_correlated_effects_without_the_factor(build):
     assert any(_solves(v) for v in ancestors([density.graph.prior]))
 
 
+def test_a_factor_of_two_likelihoods_is_one():
+    def both():
+        times_a_factor()
+        model = pm.modelcontext(None)
+        mu = (model["z"] @ pm.math.expand_packed_triangular(2, model["chol"]).T)[GROUP, 0]
+        pm.Poisson("k", pm.math.exp(mu), observed=np.arange(N) % 4)
+
+    density = built(both)[-1]
+    assert set(density.centring.places) == {"z"}
+    assert not any(_solves(v) for v in ancestors(density.graph.terms))
+
+
 def _solves(variable):
     node = variable.owner
     core = getattr(getattr(node, "op", None), "core_op", getattr(node, "op", None))
@@ -228,9 +251,67 @@ def one_number():
     observed(pm.Normal("u", 0, pm.HalfNormal("tau")))
 
 
+def scale_is_far_above_zero_as_a_rule():
+    observed(((2 + pm.Normal("b")) * pm.Normal("z", shape=G))[GROUP])
+
+
+def scale_is_below_zero_far_out():
+    observed(((30 + pm.Normal("b")) * pm.Normal("z", shape=G))[GROUP])
+
+
+def one_entry_with_many_scales():
+    observed((pm.Normal("z", shape=1) * pm.HalfNormal("tau", shape=G))[GROUP])
+
+
+def one_column_with_two_scales():
+    u = pm.Normal("z", shape=(G, 1)) * np.ones((1, 2)) * pm.HalfNormal("tau", shape=2)
+    observed(u[GROUP, 0] + u[GROUP, 1] * X)
+
+
+def weighed_before_it_is_mixed():
+    u = (pm.Normal("z", shape=(G, 2)) * np.array([1.0, 3.0])) @ factor().T
+    observed(u[GROUP, 0] + u[GROUP, 1] * X)
+
+
+def weighed_by_row_before_it_is_mixed():
+    X2 = np.column_stack([X, X**2])
+    observed(((pm.Normal("z", shape=(G, 2))[GROUP] * X2) @ factor().T).sum(axis=1))
+
+
+def a_vector_is_mixed():
+    L = pt.linalg.cholesky(pm.HalfNormal("eta") * pt.as_tensor(np.eye(G) + 0.5))
+    observed((L @ pm.Normal("z", shape=G))[GROUP])
+
+
+def mixed_without_its_third_axis():
+    u = pm.Normal("z", shape=(1, G, 2)).squeeze(0) @ factor().T
+    observed(u[GROUP, 0] + u[GROUP, 1] * X)
+
+
+def mixed_by_an_upper_triangle():
+    u = pm.Normal("z", shape=(G, 2)) @ factor()
+    observed(u[GROUP, 0] + u[GROUP, 1] * X)
+
+
 @pytest.mark.parametrize(
     "build",
-    [nothing_is_unknown, scale_may_be_negative, used_twice, two_scales, bounded, one_number],
+    [
+        scale_is_far_above_zero_as_a_rule,
+        scale_is_below_zero_far_out,
+        one_entry_with_many_scales,
+        one_column_with_two_scales,
+        weighed_before_it_is_mixed,
+        weighed_by_row_before_it_is_mixed,
+        a_vector_is_mixed,
+        mixed_without_its_third_axis,
+        mixed_by_an_upper_triangle,
+        nothing_is_unknown,
+        scale_may_be_negative,
+        used_twice,
+        two_scales,
+        bounded,
+        one_number,
+    ],
     ids=lambda build: build.__name__,
 )
 def test_what_is_no_effect_is_left_alone(build):
