@@ -77,7 +77,7 @@ def test_gaussian_is_found_exactly():
 
 
 def test_ridge_is_found_though_single_unknowns_see_little_of_it():
-    # an intercept that a hundred effects make up for: 12 times as wide as while they stay
+    # an intercept that a hundred effects make up for: 2.6 times as wide as while they stay
     d, rng = 101, np.random.default_rng(3)
     effects = np.column_stack([np.ones(d - 1), np.eye(d - 1)])
     precision = 4 * effects.T @ effects + np.diag([0.0, *np.full(d - 1, 0.7)])
