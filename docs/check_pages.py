@@ -3,6 +3,7 @@
 Run ``python docs/check_pages.py [page.md ...]``; without names, all pages.
 """
 
+import contextlib
 import re
 import runpy
 import sys
@@ -24,4 +25,5 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as folder:
             script = Path(folder, page.stem.replace("-", "_") + ".py")
             script.write_text("\n".join(map(textwrap.dedent, blocks)), encoding="utf-8")
-            runpy.run_path(str(script), run_name="__main__")
+            with contextlib.chdir(folder):  # where what pages write may stay
+                runpy.run_path(str(script), run_name="__main__")
