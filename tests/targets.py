@@ -75,3 +75,23 @@ def on_rows(gradient, position, *rows):
 def start_of(step):
     """Point at which chains of a step begin as a rule."""
     return step.unknowns.unravel(step.tuner.initial, {})
+
+
+def log_density(density, position, n_rows):
+    """Log-density from all rows of a density with one group of them."""
+    arrays = [getattr(source, "data", source) for source in density.sources]
+    one = np.ones(())
+    return float(density(position, one, [np.ones(n_rows)], [np.arange(n_rows)], arrays)[0])
+
+
+def by_way_of_the_model(density, logp, unknowns, point, position):
+    """The same by PyMC's log-density and the numerical Jacobian of a change of coordinates.
+
+    Returns it, and sign and logarithm of the Jacobian.
+    """
+    steps = 1e-6 * np.eye(unknowns.d)
+    ends = [(density.to_model(position + u), density.to_model(position - u)) for u in steps]
+    jacobian = np.array([(there - back) / 2e-6 for there, back in ends])
+    sign, log_jacobian = np.linalg.slogdet(jacobian)
+    own = unknowns.unravel(density.to_model(position), point)
+    return float(logp(own)) + log_jacobian, sign, log_jacobian

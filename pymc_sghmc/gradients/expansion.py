@@ -22,10 +22,8 @@ N_FEW_ROWS = 2_000_000
 DISTANCES = (1.0, 3.0)  # sds: rare rows that are saturated nearby are met farther out
 BLOCK_BYTES = 2**25  # of Jacobians, and of what is known at all points, at a time
 PER_ROW = 200  # numbers of the latter for each in ζ
-CHECKED_ROWS, FITTED_ROWS = (
-    100,
-    10_000,
-)  # at two points; at a time, of which few unknowns are looked for
+CHECKED_ROWS = 100  # at two points
+FITTED_ROWS = 10_000  # at a time, of which few unknowns are looked for
 TOLERANCE = 1e-9  # of eigenvalues that count as zero in a regression
 
 
