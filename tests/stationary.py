@@ -91,7 +91,7 @@ class NoisyLinear:
         [rows], [noise] = minibatch
         return -0.5 * position @ self.H @ position, -self.H @ position - noise[rows].mean(axis=0)
 
-    def symbolic(self, position):
+    def symbolic(self, position, reports=False):
         rows, H, noise = pt.lvector("rows"), pt.matrix("H"), pt.matrix("noise")
         return None, -H @ position - noise[rows].mean(axis=0), [rows], [H, noise]
 

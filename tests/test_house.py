@@ -1,6 +1,7 @@
 """The structure of the package: which wing imports which, read off the imports themselves."""
 
 import ast
+import subprocess
 
 from pathlib import Path
 
@@ -27,6 +28,10 @@ MOST_LINES = 250
 LONG = {"exact/qnhmc.py": 300}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
+AT_THE_ROOT = {
+    "pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "CONTRIBUTING.md", ".github", ".ci",
+    ".gitignore", ".pre-commit-config.yaml", "pymc_sghmc", "examples", "tests", "docs",
+}  # fmt: skip
 
 
 def imports(tree):
@@ -92,3 +97,12 @@ def test_files_are_short():
 def test_the_face_of_a_wing_is_a_sentence(wing):
     body = ast.parse((PACKAGE / wing / "__init__.py").read_text()).body
     assert len(body) == 1 and isinstance(body[0], ast.Expr)
+
+
+def test_nothing_else_lies_at_the_root():
+    root = Path(__file__).parents[1]
+    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("git is asked for what belongs to the project, and isn't there")
+    found = {path.split("/")[0] for path in listed.stdout.splitlines()}
+    assert found - AT_THE_ROOT == set()

@@ -107,7 +107,7 @@ class ControlVariates(AroundCentre):
         at_centre = self.density(centre, self._zero, weights, *minibatch)
         return logp - at_centre[0] + anchor_logp, grad - at_centre[1] + anchor
 
-    def symbolic(self, position) -> tuple:
+    def symbolic(self, position, reports=False) -> tuple:
         """Return None, ∇ log p̃ at a symbolic position, and what it takes: see `MinibatchGradient`."""
         graph = self.density.graph
         weights, drawn, fixed = symbolic_weights(graph, self.data, self.order)

@@ -37,7 +37,8 @@ class Graph(NamedTuple):
     arrays: list  # whose rows they are
     given: list  # unknowns that other steps sample, and λ where effects are centred
     variables: list  # the model's own that make up the position
-    gradient: pt.TensorVariable  # of the weighted log-density, (d,)
+    logp: pt.TensorVariable  # scalar, weighted
+    gradient: pt.TensorVariable  # of it, (d,)
     by_row: list  # log-likelihood of each row, by group
     prior: pt.TensorVariable  # scalar: all that isn't cut into rows; in the model's own variables
     terms: list  # as ``by_row``, in the model's own variables and batches
@@ -130,6 +131,7 @@ class LogDensity:
             arrays,
             given,
             variables,
+            logp,
             gradient,
             by_row,
             rest,

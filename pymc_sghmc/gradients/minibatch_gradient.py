@@ -53,14 +53,20 @@ class MinibatchGradient:
         """Whether every minibatch is all of the data."""
         return not self.data.noisy_batch_sizes
 
-    def symbolic(self, position) -> tuple:
+    def symbolic(self, position, reports=False) -> tuple:
         """Return ∇ log p̃ at a symbolic position, and what it takes.
+
+        Parameters
+        ----------
+        position : TensorVariable
+        reports : bool, default False
+            Whether log p̃ is asked for, although it costs.
 
         Returns
         -------
         logp : TensorVariable or None
-            log p̃, where it costs next to nothing beside the gradient: then steps of a draw need no
-            further one that reports it.
+            log p̃, where it is asked for or costs next to nothing beside the gradient: then steps of
+            a draw need no further one that reports it.
         gradient : TensorVariable
         rows : list of TensorVariable
             The rows of a minibatch of each group that isn't used whole.
@@ -68,11 +74,13 @@ class MinibatchGradient:
             What `fixed_inputs` gives.
         """
         graph, is_noisy = self.density.graph, self.data.is_noisy
-        [grad] = clone_replace([graph.gradient], {graph.position: position}, rebuild_strict=False)
+        here = {graph.position: position}
+        logp, grad = clone_replace([graph.logp, graph.gradient], here, rebuild_strict=False)
         whole = [row for row, noisy in zip(graph.rows, is_noisy, strict=True) if not noisy]
         drawn = [row for row, noisy in zip(graph.rows, is_noisy, strict=True) if noisy]
         others = [*whole, *graph.arrays, *graph.given]
-        return None, grad, drawn, [graph.prior_weight, *graph.row_weights, *others]
+        fixed = [graph.prior_weight, *graph.row_weights, *others]
+        return logp if reports else None, grad, drawn, fixed
 
     def fixed_inputs(self, arrays) -> tuple:
         """Return the values, now, of what doesn't change from one minibatch of ``arrays`` to the next."""

@@ -128,7 +128,7 @@ class SecondOrder(AroundCentre):
         weights = self.order.weights(rows)
         return self._function(position, self._one, *weights, *others)
 
-    def symbolic(self, position) -> tuple:
+    def symbolic(self, position, reports=False) -> tuple:
         """Return log p̃ and ∇ log p̃ at a symbolic position, and what they take: see `MinibatchGradient`."""
         graph, (logp, grad, inputs) = self.density.graph, self._symbols
         weights, drawn, fixed = symbolic_weights(graph, self.data, self.order)

@@ -2,17 +2,10 @@
 
 import math
 
-import numpy as np
-
 from pymc_sghmc.faults import NonFinite
 from pymc_sghmc.gradients.noise import noise_covariance
 
-__all__ = ["Target", "inner"]
-
-
-def inner(a, b) -> float:
-    """Inner product without BLAS, whose threads get in the way of other chains."""
-    return float(np.einsum("i,i->", a, b))
+__all__ = ["Target"]
 
 
 class Target:
@@ -54,11 +47,11 @@ class Target:
         """Log-density and its gradient with respect to φ; raises `NonFinite`."""
         theta = self.coordinates.to_theta(position)
         logp, grad = self.gradient(theta, minibatch)
-        virial = -inner(theta - self.centre, grad)
+        virial = -float((theta - self.centre).dot(grad))
         if not math.isfinite(virial + float(logp)):
             raise NonFinite(theta, grad, logp, minibatch)
         self.virial += virial
-        self.square_norm += inner(grad, grad)
+        self.square_norm += float(grad.dot(grad))
         return logp, self.coordinates.pull_back(grad)
 
     def noise_covariance(self, position, rng, full=False):

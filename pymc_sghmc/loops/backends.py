@@ -77,7 +77,7 @@ def _python_loop(function):
         sums, logp = np.zeros(3), 0.0
         for t in range(len(normals)):
             *new, more = function(*state, normals[t], *(row[t] for row in rows), *fixed)
-            if not math.isfinite(more[0]):
+            if not math.isfinite(more[0] + more[3]):
                 return state, t, *sums, logp
             state, sums, logp = new, sums + more[:3], more[3]
         return state, len(normals), *sums, logp
@@ -98,7 +98,7 @@ def _jax_loop(function):
             state, made, going, sums, logp = carry
             normal, row = inputs
             *new, more = step(*state, normal, *row, *fixed)
-            going = going & jnp.isfinite(more[0])
+            going = going & jnp.isfinite(more[0] + more[3])
             state = tuple(jnp.where(going, a, b) for a, b in zip(new, state, strict=True))
             logp = jnp.where(going, more[3], logp)
             sums = sums + jnp.where(going, more[:3], 0.0)

@@ -7,6 +7,7 @@ Random numbers are drawn outside, in blocks, so that every backend sees the same
 graphs and the signature of ``update``; knows no formula.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +43,7 @@ class InnerLoop:
     """Inner steps of a sampler at fixed settings, without their log-densities as a rule.
 
     A gradient alone costs up to 40 % less than one with the log-density, which only the last step
-    of a draw reports. Where the gradient says that it costs nothing, ``reports`` is true.
+    of a draw reports. Where the gradient gives it all the same, ``reports`` is true.
 
     Parameters
     ----------
@@ -56,6 +57,8 @@ class InnerLoop:
         Settings of ``update``, numbers or arrays of shape (d,): again their axes count.
     compile_kwargs : dict
         Keyword arguments of ``pymc.pytensorf.compile``.
+    reports : bool, default False
+        Whether they are asked for, since each step is a draw's last.
 
     Raises
     ------
@@ -63,14 +66,15 @@ class InnerLoop:
         If ``update`` takes more than one gradient.
     """
 
-    def __init__(self, update, state, target, settings, compile_kwargs):
+    def __init__(self, update, state, target, settings, compile_kwargs, reports=False):
         self.state_type, dtype = type(state), state.position.dtype
         self.dtype, factor = dtype, target.coordinates.factor
         symbols = [_input(*field, dtype) for field in zip(state._fields, state, strict=True)]
         centre = pt.vector("centre", dtype=dtype)
         inputs = {name: _input(name, value, dtype) for name, value in settings.items()}
         scale = None if factor is None else _input("factor", factor, dtype)
-        traced = _SymbolicGradient(target.gradient, target.coordinates.on_graph(scale))
+        symbolic = partial(target.gradient.symbolic, reports=reports)
+        traced = _SymbolicGradient(symbolic, target.coordinates.on_graph(scale))
         rng = _SymbolicGenerator()
         others = {name: x for name, x in inputs.items() if name != "learning_rate"}
         new, _ = update(type(state)(*symbols), traced, inputs["learning_rate"], rng, **others)
@@ -80,10 +84,9 @@ class InnerLoop:
             (new[1] ** 2).sum() if len(new) > 1 else pt.zeros((), dtype=dtype),
             pt.zeros((), dtype=dtype) if traced.logp is None else traced.logp,
         ]
-        self.reports = traced.logp is not None
+        self.reports, self.names = traced.logp is not None, tuple(inputs)
         outputs = [*(part.astype(dtype) for part in new), pt.stack(sums).astype("float64")]
         self.n_normals, (normals, outputs) = len(rng.drawn), rng.joined(outputs, symbols[0])
-        self.names = tuple(inputs)
         fixed = [*inputs.values(), centre, *([] if scale is None else [scale]), *traced.fixed]
         batches = {}
         if is_numba(compile_kwargs.get("mode")):  # the loop fetches rows faster than the step
@@ -118,20 +121,17 @@ class InnerLoop:
         size = state.position.size * self.n_normals
         rows = sum(target.gradient.data.noisy_batch_sizes)
         block = max(1, BLOCK_BYTES // (8 * (size + rows)))
-        done, sums, logp = 0, (0.0, 0.0, 0.0), np.nan
-        while done < n:
+        done, sums, logp, failed = 0, (0.0, 0.0, 0.0), np.nan, None
+        while done < n and failed is None:
             k, minibatches, inputs = self._block(target, rng, min(block, n - done))
             normals = standard_normals(rng, (k, size), self.dtype)
-            inputs = *fixed, *inputs
-            parts, made, *more, last = self.loop(_arrays(state), normals, minibatches.drawn, inputs)
+            arguments = _arrays(state), normals, minibatches.drawn, (*fixed, *inputs)
+            parts, made, *more, last = self.loop(*arguments)
             logp = float(last) if self.reports and made else logp
             state, done = self.state_type(*parts), done + made
             sums = [float(a + b) for a, b in zip(sums, more)]
             if made < k:
                 failed = minibatches.one(made), normals[made]
-                break
-        else:
-            failed = None
         target.add(*sums[:2])
         return InnerSteps(state, done, sums[2], failed, logp)
 
@@ -186,8 +186,8 @@ class Replay:
 class _SymbolicGradient:
     """Stands for a target while ``update`` is called on symbolic arrays."""
 
-    def __init__(self, gradient, coordinates):
-        self._gradient, self._coordinates, self.position = gradient, coordinates, None
+    def __init__(self, symbolic, coordinates):
+        self._symbolic, self._coordinates, self.position = symbolic, coordinates, None
 
     def draw_minibatch(self, rng):
         return None  # the rows are inputs of the compiled step
@@ -196,7 +196,7 @@ class _SymbolicGradient:
         if self.position is not None:
             raise NotTraceable("update takes more than one gradient")
         self.position = self._coordinates.to_theta(position)
-        self.logp, self.gradient, self.rows, self.fixed = self._gradient.symbolic(self.position)
+        self.logp, self.gradient, self.rows, self.fixed = self._symbolic(self.position)
         return None, self._coordinates.pull_back(self.gradient)
 
 

@@ -24,10 +24,12 @@ class InnerLoops:
     update : callable
     sampler : str
         Name of the sampler, for messages.
+    reports : bool
+        Whether each inner step is to report its log-density.
     """
 
-    def __init__(self, update, sampler):
-        self.update, self._sampler, self._loops = update, sampler, {}
+    def __init__(self, update, sampler, reports):
+        self.update, self._sampler, self._reports, self._loops = update, sampler, reports, {}
 
     def __call__(self, state, n, rng, target, settings, reports) -> InnerSteps:
         """Make ``n`` inner steps with equal settings, or fewer.
@@ -57,7 +59,7 @@ class InnerLoops:
         state, info = self.update(state, target, eta, rng, **others)
         kinetic = 0.0
         if len(state) > 1:
-            kinetic = float(np.einsum("i,i->", state.momentum, state.momentum))
+            kinetic = float(state.momentum.dot(state.momentum))
         return InnerSteps(state, 1, kinetic, logp=float(info["minibatch_logp"]))
 
     def _find(self, state, target, settings):
@@ -77,7 +79,7 @@ class InnerLoops:
         """Compile a loop, check it on this model, here, and say so if it isn't ``update``."""
         try:
             kwargs = target.gradient.density.compile_kwargs
-            loop = InnerLoop(self.update, state, target, settings, kwargs)
+            loop = InnerLoop(self.update, state, target, settings, kwargs, self._reports)
         except NotTraceable:
             return None
         place, sums = target.chain.place, (target.virial, target.square_norm)

@@ -26,13 +26,14 @@ THIS_FILE = f"{__name__}\n{Path(__file__).read_text()}"
 AHEAD = 8  # rows
 LINE = 64  # bytes that a processor fetches at a time
 
+# not isfinite of a sum of both: LLVM may reorder sums here, and takes its x − x apart
 SOURCE = """
 def inner_loop(state, normals, rows, fixed):
     virial = square_norm = kinetic = logp = 0.0
     for t in range(normals.shape[0]):
         new = step(*state, normals[t], {inputs}*fixed)
         sums = new[{n}]
-        if not isfinite(sums[0]):
+        if not (isfinite(sums[0]) and isfinite(sums[3])):
             return state, t, virial, square_norm, kinetic, logp
         state = new[:{n}]
         virial += sums[0]

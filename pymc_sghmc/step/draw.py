@@ -118,7 +118,7 @@ class DrawLoop:
 
     def __init__(self, sampler, tuner, n_steps, schedule, varies):
         self.init, self.restart_every = sampler.init, sampler.restart_every
-        self.loops = InnerLoops(sampler.update, type(sampler).__name__)
+        self.loops = InnerLoops(sampler.update, type(sampler).__name__, reports=n_steps == 1)
         self.tuner, self.n_steps, self.schedule, self._varies = tuner, n_steps, schedule, varies
         self._left = None, None  # state and θ at the end of the last draw
 

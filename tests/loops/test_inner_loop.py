@@ -12,6 +12,7 @@ import pymc as pm
 import pytest
 
 from modes import FAST
+from pymc.exceptions import SamplingError
 from scipy import stats
 from stationary import PRECONDITIONERS, Script
 from table import SAMPLERS, PaperSGHMC, PaperSGLD
@@ -174,7 +175,8 @@ def test_steps_end_before_the_first_that_is_not_finite(model, mode):
     sampler = SAMPLERS[1]  # SGLD: the normals of a step show in the gradient of the next
     state = sampler.cls.init(np.zeros(3), 0.004, None)
     settings = settings_of(sampler)
-    loop = InnerLoop(sampler.update, state, target_of(gradient), settings, {"mode": mode})
+    target = target_of(gradient)
+    loop = InnerLoop(sampler.update, state, target, settings, {"mode": mode}, reports=True)
 
     def run(rng):
         with np.errstate(invalid="ignore"):
@@ -206,6 +208,27 @@ def test_steps_end_before_the_first_that_is_not_finite(model, mode):
     np.testing.assert_array_equal(normals, 7.0)
     assert run(Broken(8)).n_steps == 8
     np.testing.assert_allclose(run(Broken(8)).state.position, expected(8), rtol=1e-12)
+    logp, _ = gradient(expected(7), drawn.one(7))  # SGLD's gradient is that before it moves
+    np.testing.assert_allclose(run(Broken(8)).logp, logp, rtol=1e-12)
+
+
+@pytest.mark.parametrize("mode", BACKENDS)
+def test_steps_end_where_the_density_does_although_its_gradient_is_finite(mode):
+    with pm.Model():
+        x = pm.Flat("x", shape=1)
+        pm.Potential("energy", pm.math.switch(x > 1.0, -np.inf, 3.0 * x).sum())
+        step = SGLD(learning_rate=0.1, n_steps=1, temperature=0.0, compile_kwargs={"mode": mode})
+    step.begin_chain(np.random.default_rng(0))
+    point = {"x": np.zeros(1)}
+    [loop] = step.draws.loops._loops.values()
+    assert loop.reports
+    for k in range(4):  # each step goes up by 0.3
+        point, [stats] = step.step(point)
+        np.testing.assert_allclose(stats["minibatch_logp"], 3 * 0.3 * k)
+        np.testing.assert_allclose(point["x"], 0.3 * (k + 1))
+    step.stop_tuning()
+    with pytest.raises(SamplingError, match="log-density of x is -inf at inner step 4"):
+        step.step(point)
 
 
 def test_blocks_of_random_numbers_join(model, monkeypatch):
@@ -271,7 +294,7 @@ def test_wrong_step_is_found_on_the_users_own_model(model, monkeypatch, caplog):
         right = draws(SGHMC(batch_size=20, compile_kwargs=FAST), 5)
         true = ControlVariates.symbolic
 
-        def wrong(self, position):
+        def wrong(self, position, reports=False):
             none, gradient, *others = true(self, position)
             return none, 1.1 * gradient, *others
 

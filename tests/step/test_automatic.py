@@ -491,7 +491,7 @@ def test_divergence_while_tuning_lowers_the_rate_and_goes_on():
 def test_position_that_overflows_is_a_divergence():
     with pm.Model() as model:
         pm.Normal("x")
-    step = started(SGHMC(model=model, n_steps=1, compile_kwargs=FAST))
+    step = started(SGHMC(model=model, n_steps=2, compile_kwargs=FAST))
     point, _ = step.step(model.initial_point())
     step.draws.loops.update = overflow
     point, [stats] = step.step(point)

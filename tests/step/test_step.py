@@ -212,7 +212,7 @@ def test_noise_estimate_in_diag_needs_no_matrix(model):
 
 def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(model):
     step = PaperSGHMC(
-        learning_rate=1e-3, batch_size=5, noise_estimate="diag", friction=0.01, n_steps=1,
+        learning_rate=1e-3, batch_size=5, noise_estimate="diag", friction=0.01, n_steps=2,
         model=model, compile_kwargs=FAST,
     )  # fmt: skip
     given = []
@@ -221,7 +221,7 @@ def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(mo
         given.append(noise_estimate)
         return sghmc.update(*args, noise_estimate=noise_estimate, **settings)
 
-    step.draws.loops.update = update
+    step.draws.loops.update = update  # which makes the last step of the two
     point, [stats] = step.step(model.initial_point())
     assert stats["gradient_noise"] > 1
     assert len(given) == 1 and np.all(given[0] <= 0.01)
