@@ -71,7 +71,8 @@ class Full:
     def hessian(self, C):
         """Σ JᵀCJ with C of each row, (n, m, m)."""
         d = self.J.shape[-1]
-        return self.J.reshape(-1, d).T @ (C @ self.J).reshape(-1, d)
+        CJ = np.einsum("nab,nbd->nad", C, self.J)
+        return self.J.reshape(-1, d).T @ CJ.reshape(-1, d)
 
     def total(self, c):
         """Σ Jᵀc with c of each row, (n, m)."""
@@ -79,13 +80,15 @@ class Full:
 
     def spread(self, coordinates):
         """Covariance of ζ of each row where θ = Lφ and that of φ is 1, (n, m, m)."""
-        JL = self.J @ _matrix(coordinates, self.J.shape[-1])
-        return JL @ JL.swapaxes(1, 2)
+        d = self.J.shape[-1]
+        # one product for all rows: NumPy makes one for each where there is a third axis
+        JL = (self.J.reshape(-1, d) @ _matrix(coordinates, d)).reshape(self.J.shape)
+        return np.einsum("nad,nbd->nab", JL, JL)
 
     def squares(self, c, coordinates, weights):
         """Σ w (LᵀJᵀc)² with c and a weight w of each row."""
-        forces = np.einsum("nad,na->nd", self.J @ _matrix(coordinates, self.J.shape[-1]), c)
-        return weights @ np.square(forces)
+        forces = np.einsum("nad,na->nd", self.J, c)
+        return weights @ np.square(forces @ _matrix(coordinates, self.J.shape[-1]))
 
 
 class Sparse:

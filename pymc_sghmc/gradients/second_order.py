@@ -176,8 +176,7 @@ def second_order(gradient) -> SecondOrder | str:
 def _zetas(density, slopes):
     """Compile ζ of rows, (n, m), for each group."""
     graph = density.graph
-    outputs = [rows[:, 1 + q.m :] for rows, q in zip(slopes.first, slopes.quadratics, strict=True)]
-    outputs = clone_replace(outputs, graph.gathered, rebuild_strict=False)
+    outputs = clone_replace(slopes.zetas, graph.gathered, rebuild_strict=False)
     outputs, position = join_nonshared_inputs(graph.point, outputs, slopes.variables)
     outputs = clone_replace(outputs, {position: graph.position}, rebuild_strict=False)
     return density.row_function(outputs)

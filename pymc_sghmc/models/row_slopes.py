@@ -66,6 +66,7 @@ class RowSlopes(NamedTuple):
     variables: list  # the unknowns
     cuts: list  # of each group, a list of `Cut`
     log_likelihoods: list  # (n,)
+    zetas: list  # (n, m)
     first: list  # (n, 1 + 2m): ℓ, c and ζ
     second: list  # (n, m(m+1)/2): ∂²ℓ/∂ζ², the upper triangle
 
@@ -123,7 +124,7 @@ def row_slopes(log_likelihoods, variables, batches, point) -> RowSlopes | None:
     if cut is None:
         return None
     unchecked, groups = cut
-    first, second = [], []
+    zetas, first, second = [], [], []
     for graph, cuts in zip(unchecked, groups, strict=True):
         m = sum(cut.size for cut in cuts)
         if m > MAX_NUMBERS or not all(cut.fixed for cut in cuts):
@@ -131,12 +132,13 @@ def row_slopes(log_likelihoods, variables, batches, point) -> RowSlopes | None:
         n = graph.shape[0]
         c = [cut.cotangent.reshape((n, cut.size)) for cut in cuts]
         zeta = [pt.broadcast_to(cut.flat_zeta, (n, cut.size)) for cut in cuts]
+        zetas.append(pt.concatenate(zeta, axis=1))
         first.append(pt.concatenate([graph[:, None], *c, *zeta], axis=1))
         try:
             second.append(pt.stack(_second_derivatives(graph, cuts), axis=1))
         except (NotImplementedError, MethodNotDefined, NullTypeGradError):
             return None
-    return RowSlopes(list(variables), groups, unchecked, first, second)
+    return RowSlopes(list(variables), groups, unchecked, zetas, first, second)
 
 
 def _second_derivatives(graph, cuts) -> list:

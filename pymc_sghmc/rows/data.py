@@ -14,7 +14,7 @@ from pymc_sghmc.models.graphs import array_of, odd_values
 
 __all__ = ["Chunk", "InMemory", "Minibatch", "Minibatches"]
 
-CHUNK_BYTES = 2**24  # of data gathered at a time in a pass over all rows
+CHUNK_BYTES = 2**22  # of data gathered at a time in a pass over all rows
 
 
 class Minibatch(NamedTuple):

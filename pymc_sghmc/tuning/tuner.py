@@ -239,7 +239,7 @@ class Tuner:
         if setup.phi is None:
             return not self.setups.radius(theta) < limit
         shift = state.position - setup.phi
-        return not shift @ shift < limit**2
+        return not shift.dot(shift) < limit**2
 
     def _has_moved(self, tuning, mean) -> bool:
         """Whether the mean of the draws has left the centre, or other unknowns their values."""

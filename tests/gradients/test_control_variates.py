@@ -304,7 +304,7 @@ def test_noise_covariance_has_the_exact_mean():
     cv = control_variates(regression(X[:3], Y[:3]), 2)
     [pool] = cv.order.pools
     estimates = [
-        noise_of(cv, Scripted(pair)) for pair in itertools.product(range(pool.size), repeat=2)
+        noise_of(cv, Scripted(cv, pair)) for pair in itertools.product(range(pool.size), repeat=2)
     ]
     np.testing.assert_allclose(np.mean(estimates, axis=0), law(cv, THETA)[2] / 2, rtol=1e-9)
 
@@ -319,20 +319,20 @@ def test_noise_covariance_of_two_groups_has_the_exact_mean():
         for i, j in itertools.product(range(counts.size), repeat=2):
             pair = (first[i], first[j])
             draws = (pair, (0, 0)) if k == 0 else ((0, 0), pair)  # one row twice shows no noise
-            total += p[i] * p[j] * noise_of(cv, Scripted(*draws))
+            total += p[i] * p[j] * noise_of(cv, Scripted(cv, *draws))
     np.testing.assert_allclose(total, expected, rtol=1e-9, atol=1e-12)
 
 
 class Scripted:
     """A generator whose places in the pools are written down."""
 
-    def __init__(self, *draws):
-        self.draws = iter(draws)
+    def __init__(self, cv, *draws):
+        self.draws = zip(draws, cv.order.pools, strict=True)
 
-    def integers(self, n_rows, size):
-        draw = np.array(next(self.draws))
-        assert size == (1, len(draw)) and (draw < n_rows).all()
-        return draw[None]
+    def random(self, size):
+        draw, pool = next(self.draws)
+        assert size == (1, len(draw)) and max(draw) < pool.size
+        return (np.array([draw]) + 0.5) / pool.size
 
 
 # --- The pass over all rows
