@@ -16,7 +16,7 @@ from pytensor.gradient import NullTypeGradError
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.utils import MethodNotDefined
 
-from pymc_sghmc.models.row_terms import pull_back, row_cuts, summed_if_shared
+from pymc_sghmc.models.row_terms import by_rows, pull_back, row_cuts, summed_if_shared
 
 __all__ = ["Quadratics", "RowSlopes", "row_slopes"]
 
@@ -144,8 +144,9 @@ def row_slopes(log_likelihoods, variables, batches, point) -> RowSlopes | None:
 def _second_derivatives(graph, cuts) -> list:
     """Upper triangle of ∂²ℓ/∂ζ² of each row, row by row of the matrix."""
     zetas, sizes = [cut.zeta for cut in cuts], [cut.size for cut in cuts]
-    by_row = [pt.tensor(dtype=z.dtype, shape=(None, *z.type.shape[1:])) for z in zetas]
-    [copy] = clone_replace([graph], dict(zip(zetas, by_row, strict=True)), rebuild_strict=False)
+    by_row, copy, back = by_rows(
+        graph, zetas, next((cut.through for cut in cuts if cut.through), ())
+    )
     n = copy.shape[0]
 
     def numbers(value):
@@ -157,6 +158,5 @@ def _second_derivatives(graph, cuts) -> list:
         ]
 
     upper = [out for i, c in enumerate(numbers(copy)) for out in numbers(c)[i:]]
-    back = dict(zip(by_row, zetas, strict=True))
     none = graph.zeros_like()
     return [second + none for second in clone_replace(upper, back, rebuild_strict=False)]

@@ -18,14 +18,24 @@ import numpy as np
 import pytensor.tensor as pt
 
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import clone_replace
+from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.tensor.elemwise import DimShuffle
 
+from pymc_sghmc.compat import ancestors
 from pymc_sghmc.models.frontier import elementwise_roots, frontier, is_multiple
 from pymc_sghmc.models.graphs import slice_rows
 from pymc_sghmc.models.row_axes import fixed_jacobians, row_axes, simplified
 
-__all__ = ["RowTerms", "difference", "pull_back", "row_cuts", "row_terms", "summed_if_shared"]
+__all__ = [
+    "RowTerms",
+    "by_rows",
+    "difference",
+    "pull_back",
+    "row_cuts",
+    "row_terms",
+    "summed_if_shared",
+]
 
 MAX_NUMBERS = 16  # remembered of each row, besides its log-likelihood
 
@@ -37,6 +47,7 @@ class Cut(NamedTuple):
     cotangent: Any  # c = ∂ℓ/∂ζ of each row, (n, ...)
     size: int  # numbers in c of one row
     fixed: bool  # whether ∂ζ/∂θ is the same at every θ
+    through: list = ()  # where ζ is an unknown: what all rows share, by way of which they see it
 
     @property
     def shared(self) -> bool:
@@ -101,7 +112,8 @@ def row_cuts(log_likelihoods, variables, batches, point, linear=False) -> tuple 
     unchecked = [_without_checks(log_likelihood) for log_likelihood in log_likelihoods]
     if linear:
         unchecked = [simplified(ll, fixed_jacobians(ll, variables)) for ll in unchecked]
-    cuts = [_cuts(ll, variables, own, point) for ll, own in zip(unchecked, batches, strict=True)]
+    groups = zip(unchecked, batches, strict=True)
+    cuts = [_cuts(ll, variables, own, point, linear) for ll, own in groups]
     return None if None in cuts else (unchecked, cuts)
 
 
@@ -165,7 +177,31 @@ def _without_checks(log_likelihood):
     return rewrite_graph(copy, include=include).outputs[0]
 
 
-def _cuts(graph, variables, batches, point) -> list | None:
+def by_rows(graph, zetas, through=()) -> tuple:
+    """Return a variable for each ζ of each row, ℓ as a function of them, and what they stand for.
+
+    Parameters
+    ----------
+    graph : TensorVariable
+        ℓ of each row, (n,).
+    zetas, through : list of TensorVariable
+        As of `Cut`.
+    """
+    found = [pt.tensor(dtype=z.dtype, shape=(None, *z.type.shape[1:])) for z in zetas]
+    given = dict(zip(zetas, found, strict=True))
+    unknowns = {z.owner.inputs[0]: x for z, x in given.items() if through and _is_unknown(z)}
+    given |= {v: vectorize_graph(v, unknowns)[:, 0] for v in through}
+    [copy] = clone_replace([graph], given, rebuild_strict=False)
+    n = graph.shape[0]
+    whole = [pt.broadcast_to(z, (n, *z.shape[1:])) if _is_unknown(z) else z for z in zetas]
+    return found, copy, dict(zip(found, whole if through else zetas, strict=True))
+
+
+def _is_unknown(zeta) -> bool:
+    return isinstance(zeta.owner.op, DimShuffle) and zeta.owner.inputs[0].owner is None
+
+
+def _cuts(graph, variables, batches, point, linear) -> list | None:
     fixed = fixed_jacobians(graph, variables)
     found = frontier(graph, row_axes([graph], dict.fromkeys(batches, 0)), fixed)
     if found is None:
@@ -173,14 +209,21 @@ def _cuts(graph, variables, batches, point) -> list | None:
     by_row, shared = found
     # Functions of one shared unknown, such as σ and log σ, are one ζ.
     roots = list(dict.fromkeys(root for v in shared for root in elementwise_roots(v, fixed)))
-    for of_all in (roots, shared):
+    choices = [(roots, ()), (shared, ())]
+    if linear and shared:
+        # such as cutpoints, whose increments are exponentials: the unknowns themselves
+        seen = set(ancestors(shared))
+        own = [v.dimshuffle("x", *range(v.ndim)) for v in variables if v in seen]
+        choices.append((own, shared))
+    for of_all, through in choices:
         # nor is a multiple of one, row by row, another
-        zetas = [v for v in by_row if not is_multiple(v, of_all, fixed)] + of_all
+        zetas = [v for v in by_row if not is_multiple(v, through or of_all, fixed)] + of_all
         sizes = _sizes(zetas, variables, point)
-        if sum(sizes) <= MAX_NUMBERS:
-            cotangents = _cotangents(graph, zetas)
+        if sum(sizes) <= MAX_NUMBERS and (all(fixed.get(z, True) for z in zetas) or not linear):
+            cotangents = _cotangents(graph, zetas, through)
             return [
-                Cut(z, c, s, fixed[z]) for z, c, s in zip(zetas, cotangents, sizes, strict=True)
+                Cut(z, c, s, fixed.get(z, True), through)
+                for z, c, s in zip(zetas, cotangents, sizes, strict=True)
             ]
     return None
 
@@ -192,12 +235,10 @@ def _sizes(zetas, variables, point) -> list:
     return [math.inf if None in shape else math.prod(shape) for shape in shapes]
 
 
-def _cotangents(graph, zetas) -> list:
+def _cotangents(graph, zetas, through=()) -> list:
     """∂ℓ/∂ζ of each row."""
-    by_row = [pt.tensor(dtype=z.dtype, shape=(None, *z.type.shape[1:])) for z in zetas]
-    [copy] = clone_replace([graph], dict(zip(zetas, by_row, strict=True)), rebuild_strict=False)
+    by_row, copy, back = by_rows(graph, zetas, through)
     gradients = pt.grad(copy.sum(), by_row, disconnected_inputs="ignore")
-    back = dict(zip(by_row, zetas, strict=True))
     rows = graph.zeros_like()
     return [
         c + rows.dimshuffle(0, *["x"] * (c.ndim - 1)) if c.type.broadcastable[0] else c

@@ -60,6 +60,24 @@ def softmax():
     pm.Categorical("y", logit_p=X @ pm.Normal("b", 0, 1, shape=(3, 4)), observed=GROUP)
 
 
+def ordered():
+    """Cutpoints are sums of exponentials of unknowns that all rows share."""
+    where = {"transform": pm.distributions.transforms.ordered, "initval": [-1.0, 0.0, 1.0]}
+    c = pm.Normal("c", 0, 3, shape=3, **where)
+    pm.OrderedLogistic("y", eta=X @ pm.Normal("b", shape=3), cutpoints=c, observed=GROUP)
+
+
+def mixture():
+    w, sigma = pm.Dirichlet("w", np.ones(2)), pm.HalfNormal("sigma")
+    pm.NormalMixture("y", w, pm.Normal("mu", 0, 2, shape=2), sigma, observed=REAL)
+
+
+def products_that_all_rows_share():
+    a, k = pm.Normal("a"), pm.Normal("k", 0, 0.3)
+    mu = pm.math.tanh(a * k) + X[:, 0] * a
+    pm.ZeroInflatedPoisson("y", pm.math.sigmoid(a + k), pm.math.exp(0.3 * mu), observed=COUNTS)
+
+
 def two_groups():
     b, sigma = pm.Normal("b", 0, 1, shape=3), pm.HalfNormal("sigma")
     pm.Normal("y", X @ b, sigma, observed=REAL)
@@ -77,6 +95,9 @@ CASES = {
     student: 4,
     non_centred: 4,
     softmax: 4,
+    ordered: 4,
+    mixture: 4,
+    products_that_all_rows_share: 4,
     two_groups: {"y": 4, "k": 3},
 }
 
