@@ -189,16 +189,20 @@ def by_rows(graph, zetas, through=()) -> tuple:
     """
     found = [pt.tensor(dtype=z.dtype, shape=(None, *z.type.shape[1:])) for z in zetas]
     given = dict(zip(zetas, found, strict=True))
-    unknowns = {z.owner.inputs[0]: x for z, x in given.items() if through and _is_unknown(z)}
-    given |= {v: vectorize_graph(v, unknowns)[:, 0] for v in through}
+    if through:
+        own = {x: z for z, x in given.items() if _is_unknown(z)}
+        unknowns = {z.owner.inputs[0]: x for x, z in own.items()}
+        given |= {v: vectorize_graph(v, unknowns)[:, 0] for v in through}
     [copy] = clone_replace([graph], given, rebuild_strict=False)
-    n = graph.shape[0]
-    whole = [pt.broadcast_to(z, (n, *z.shape[1:])) if _is_unknown(z) else z for z in zetas]
-    return found, copy, dict(zip(found, whole if through else zetas, strict=True))
+    back = dict(zip(found, zetas, strict=True))
+    if through:
+        back |= {x: pt.broadcast_to(z, (graph.shape[0], *z.shape[1:])) for x, z in own.items()}
+    return found, copy, back
 
 
 def _is_unknown(zeta) -> bool:
-    return isinstance(zeta.owner.op, DimShuffle) and zeta.owner.inputs[0].owner is None
+    owner = zeta.owner
+    return owner is not None and isinstance(owner.op, DimShuffle) and owner.inputs[0].owner is None
 
 
 def _cuts(graph, variables, batches, point, linear) -> list | None:
@@ -212,9 +216,9 @@ def _cuts(graph, variables, batches, point, linear) -> list | None:
     choices = [(roots, ()), (shared, ())]
     if linear and shared:
         # such as cutpoints, whose increments are exponentials: the unknowns themselves
-        seen = set(ancestors(shared))
+        seen = set(ancestors(roots))
         own = [v.dimshuffle("x", *range(v.ndim)) for v in variables if v in seen]
-        choices.append((own, shared))
+        choices.append((own, roots))
     for of_all, through in choices:
         # nor is a multiple of one, row by row, another
         zetas = [v for v in by_row if not is_multiple(v, through or of_all, fixed)] + of_all

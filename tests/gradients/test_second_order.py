@@ -64,7 +64,9 @@ def ordered():
     """Cutpoints are sums of exponentials of unknowns that all rows share."""
     where = {"transform": pm.distributions.transforms.ordered, "initval": [-1.0, 0.0, 1.0]}
     c = pm.Normal("c", 0, 3, shape=3, **where)
-    pm.OrderedLogistic("y", eta=X @ pm.Normal("b", shape=3), cutpoints=c, observed=GROUP)
+    effects = pm.HalfNormal("tau") * pm.Normal("z", shape=4)
+    eta = X @ pm.Normal("b", shape=3) + effects[MANY % 4]
+    pm.OrderedLogistic("y", eta=eta, cutpoints=c, observed=GROUP)
 
 
 def mixture():
