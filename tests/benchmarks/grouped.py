@@ -103,6 +103,7 @@ MODELS = {
     "logistic 2,000 × 20": lambda form: logistic(form, 2000, 20, 0.7),
     "Poisson, 300 in 30": nested,
     "MovieLens, 20,000": lambda form: movielens(form, 20_000),
+    "MovieLens, 100,000": lambda form: movielens(form, 100_000),
 }
 
 
