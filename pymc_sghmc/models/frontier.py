@@ -3,11 +3,18 @@
 Knows operations of PyTensor, no model and no data.
 """
 
+import pytensor.tensor as pt
+
+from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.tensor.basic import Join
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import AdvancedSubtensor
 
-__all__ = ["elementwise_roots", "frontier", "is_multiple"]
+from pymc_sghmc.compat import ancestors
+
+__all__ = ["behind", "elementwise_roots", "frontier", "is_multiple"]
 
 
 def frontier(graph, axes, fixed) -> tuple[list, list] | None:
@@ -52,6 +59,21 @@ def elementwise_roots(v, fixed) -> list:
         else:
             roots.append(v)
     return roots
+
+
+def behind(roots, variables) -> list | None:
+    """Return the unknowns that ``roots`` are functions of, or None where rows can't have their own.
+
+    Each operation on the way has to take one more axis as it is: a loop around it for each row, such as a
+    scan, would take too long, to compile above all.
+    """
+    seen = set(ancestors(roots))
+    found = [v for v in variables if v in seen]
+    by_row = [pt.tensor(dtype=v.dtype, shape=(None, *v.type.shape)) for v in found]
+    graphs = vectorize_graph(roots, dict(zip(found, by_row, strict=True)))
+    graphs = rewrite_graph(graphs, include=("canonicalize", "specialize"), clone=True)
+    owners = [v.owner for v in ancestors(graphs) if v.owner]
+    return None if any(isinstance(owner.op, Blockwise) for owner in owners) else found
 
 
 def is_multiple(v, shared, fixed) -> bool:

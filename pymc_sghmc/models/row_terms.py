@@ -22,8 +22,7 @@ from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.tensor.elemwise import DimShuffle
 
-from pymc_sghmc.compat import ancestors
-from pymc_sghmc.models.frontier import elementwise_roots, frontier, is_multiple
+from pymc_sghmc.models.frontier import behind, elementwise_roots, frontier, is_multiple
 from pymc_sghmc.models.graphs import slice_rows
 from pymc_sghmc.models.row_axes import fixed_jacobians, row_axes, simplified
 
@@ -214,11 +213,9 @@ def _cuts(graph, variables, batches, point, linear) -> list | None:
     # Functions of one shared unknown, such as σ and log σ, are one ζ.
     roots = list(dict.fromkeys(root for v in shared for root in elementwise_roots(v, fixed)))
     choices = [(roots, ()), (shared, ())]
-    if linear and shared:
+    if linear and shared and (unknowns := behind(roots, variables)):
         # such as cutpoints, whose increments are exponentials: the unknowns themselves
-        seen = set(ancestors(roots))
-        own = [v.dimshuffle("x", *range(v.ndim)) for v in variables if v in seen]
-        choices.append((own, roots))
+        choices.append(([v.dimshuffle("x", *range(v.ndim)) for v in unknowns], roots))
     for of_all, through in choices:
         # nor is a multiple of one, row by row, another
         zetas = [v for v in by_row if not is_multiple(v, through or of_all, fixed)] + of_all

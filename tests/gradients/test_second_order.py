@@ -15,7 +15,7 @@ import pytest
 from modes import FAST, QUIET, C
 from pymc.pytensorf import compile
 from pymc.step_methods.state import equal_dataclass_values
-from pytensor import config
+from pytensor import config, scan
 from targets import gradient_of, minibatch_of, start_of
 
 from pymc_sghmc import SGHMC, SGLD, SGNHT, GammaGibbs
@@ -327,6 +327,21 @@ def test_streams_and_epochs_are_refused(settings, words):
         pm.Bernoulli("obs", logit_p=pm.math.dot(x, b), observed=y)
         with pytest.raises(ValueError, match=words):
             SGHMC(batch_size=4, gradient="second_order", compile_kwargs=FAST, **settings)
+
+
+def test_what_rows_share_by_way_of_a_loop_is_refused():
+    """Each row would have a scan of its own, which takes minutes to compile."""
+    with pm.Model() as model:
+        k, c = pm.HalfNormal("k"), pm.Normal("c")
+        decayed = scan(
+            lambda x, k: x * pm.math.exp(-0.1 * k),
+            outputs_info=[c + 1.0],
+            non_sequences=[k],
+            n_steps=5,
+            return_updates=False,
+        )
+        pm.Normal("y", decayed[-1] + c * X[:, 0], 1, observed=REAL)
+    assert "few linear functions" in second_order(gradient_of(model, 4))
 
 
 def test_other_refusals():
