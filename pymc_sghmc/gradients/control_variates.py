@@ -107,6 +107,30 @@ class ControlVariates(AroundCentre):
         at_centre = self.density(centre, self._zero, weights, *minibatch)
         return logp - at_centre[0] + anchor_logp, grad - at_centre[1] + anchor
 
+    def noise_over_rows(self, positions, coordinates, rng) -> np.ndarray:
+        """Diagonal of V in φ, its mean over ``positions``, from all rows with random signs.
+
+        Unbiased, and best where minibatches tell least: of an effect that few rows know of. Three passes
+        for each position.
+        """
+        passes, centre, total = self.passes, self.anchor.centre, np.zeros(self.density.d)
+        everything = tuple(np.arange(n) for n in self.data.n_rows)
+        weights = self.anchor.order.weights(everything)
+        for k, n in enumerate(self.data.batch_sizes):
+            if not self.data.is_noisy[k]:
+                continue
+            ones, n_rows = np.ones(self.data.n_rows[k]), self.data.n_rows[k]
+            roots = np.sqrt(weights[k].astype(float) * n_rows)  # 1/√q, q a row's probability
+            resting = passes.weighted_gradient(centre, k, ones)
+            for position in positions:
+                signs = rng.choice([-1.0, 1.0], size=n_rows)
+                signed = [passes.weighted_gradient(x, k, signs * roots) for x in (position, centre)]
+                mean = passes.weighted_gradient(position, k, ones) - resting
+                # Σ g²/q − (Σ g)² in the mean over signs
+                root = signed[0] - signed[1] - (signs / roots).sum() * mean
+                total += np.square(coordinates.pull_back(root)) / n / len(positions)
+        return total
+
     def symbolic(self, position, reports=False) -> tuple:
         """Return None, ∇ log p̃ at a symbolic position, and what it takes: see `MinibatchGradient`."""
         graph = self.density.graph

@@ -59,6 +59,16 @@ class Passes:
             self._check_order(position, np.array(sums) / weight, np.array(sizes))
         return logp, np.sum(sums, axis=0)
 
+    def weighted_gradient(self, position, group, weights):
+        """Σ wᵢ ∇ℓᵢ over all rows of a group, with a weight for each."""
+        total = np.zeros(position.shape)
+        for chunk in self.data.chunks():
+            if chunk.group == group:
+                minibatch = self.data.part(group, chunk.rows)._replace(arrays=chunk.arrays)
+                counted = group, weights[chunk.rows]
+                total += self._weighted(position, 0.0, minibatch, counted)[1]
+        return total
+
     def log_density(self, position, subset=None):
         """Log-density and gradient from all rows, or from a subset of them."""
         prior, likelihood = self.prior(position), self.likelihood(position, subset)

@@ -17,7 +17,7 @@ from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
 from pymc_sghmc.loops.backends import is_jax
 from pymc_sghmc.models.row_slopes import row_slopes
 
-__all__ = ["MOST_UNKNOWNS", "SecondOrder", "second_order"]
+__all__ = ["SecondOrder", "second_order"]
 
 MOST_UNKNOWNS = 1000  # of which a matrix is kept whole
 MOST_WORK = 3e11  # multiplications for the sum of all rows' slopes

@@ -7,7 +7,6 @@ Random numbers are drawn outside, in blocks, so that every backend sees the same
 graphs and the signature of ``update``; knows no formula.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -73,8 +72,8 @@ class InnerLoop:
         centre = pt.vector("centre", dtype=dtype)
         inputs = {name: _input(name, value, dtype) for name, value in settings.items()}
         scale = None if factor is None else _input("factor", factor, dtype)
-        symbolic = partial(target.gradient.symbolic, reports=reports)
-        traced = _SymbolicGradient(symbolic, target.coordinates.on_graph(scale))
+        on_graph = target.coordinates.on_graph(scale)
+        traced = _SymbolicGradient(target.gradient.symbolic, on_graph, reports)
         rng = _SymbolicGenerator()
         others = {name: x for name, x in inputs.items() if name != "learning_rate"}
         new, _ = update(type(state)(*symbols), traced, inputs["learning_rate"], rng, **others)
@@ -186,8 +185,9 @@ class Replay:
 class _SymbolicGradient:
     """Stands for a target while ``update`` is called on symbolic arrays."""
 
-    def __init__(self, symbolic, coordinates):
-        self._symbolic, self._coordinates, self.position = symbolic, coordinates, None
+    def __init__(self, symbolic, coordinates, reports):
+        self._symbolic, self._coordinates, self._reports = symbolic, coordinates, reports
+        self.position = None
 
     def draw_minibatch(self, rng):
         return None  # the rows are inputs of the compiled step
@@ -195,8 +195,8 @@ class _SymbolicGradient:
     def __call__(self, position, minibatch):
         if self.position is not None:
             raise NotTraceable("update takes more than one gradient")
-        self.position = self._coordinates.to_theta(position)
-        self.logp, self.gradient, self.rows, self.fixed = self._symbolic(self.position)
+        theta = self.position = self._coordinates.to_theta(position)
+        self.logp, self.gradient, self.rows, self.fixed = self._symbolic(theta, self._reports)
         return None, self._coordinates.pull_back(self.gradient)
 
 

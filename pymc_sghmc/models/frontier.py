@@ -14,7 +14,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor
 
 from pymc_sghmc.compat import ancestors
 
-__all__ = ["behind", "elementwise_roots", "frontier", "is_multiple"]
+__all__ = ["frontier", "is_multiple", "shared_zetas"]
 
 
 def frontier(graph, axes, fixed) -> tuple[list, list] | None:
@@ -47,7 +47,16 @@ def frontier(graph, axes, fixed) -> tuple[list, list] | None:
     return by_row, shared
 
 
-def elementwise_roots(v, fixed) -> list:
+def shared_zetas(shared, fixed, variables):
+    """Yield what all rows share: as ζ, and by way of which functions they see these, as of cutpoints."""
+    # Functions of one shared unknown, such as σ and log σ, are one ζ.
+    roots = list(dict.fromkeys(root for v in shared for root in _elementwise_roots(v, fixed)))
+    yield from ((roots, ()), (shared, ()))
+    if variables and shared and (unknowns := _behind(roots, variables)):
+        yield [v.dimshuffle("x", *range(v.ndim)) for v in unknowns], roots
+
+
+def _elementwise_roots(v, fixed) -> list:
     """Find what a shared ``v`` is a function of, entry by entry."""
     roots, left = [], [v]
     while left:
@@ -61,7 +70,7 @@ def elementwise_roots(v, fixed) -> list:
     return roots
 
 
-def behind(roots, variables) -> list | None:
+def _behind(roots, variables) -> list | None:
     """Return the unknowns that ``roots`` are functions of, or None where rows can't have their own.
 
     Each operation on the way has to take one more axis as it is: a loop around it for each row, such as a

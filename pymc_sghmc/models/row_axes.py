@@ -1,14 +1,11 @@
-"""Two walks through a graph: on which axis its rows lie, and which derivatives are the same everywhere.
+"""On which axis of each variable of a graph its rows lie.
 
 Knows operations of PyTensor; knows no model, no data and no sampler. Of what isn't known to keep rows
 apart it says `MIXED`.
 """
 
 import numpy as np
-import pytensor.scalar as ps
-import pytensor.tensor as pt
 
-from pytensor.gradient import DisconnectedType, NullType
 from pytensor.graph.basic import Constant
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc, ARange, Join
@@ -22,7 +19,7 @@ from pytensor.tensor.subtensor import (
     Subtensor,
     get_idx_list,
 )
-from pytensor.tensor.type import TensorType, discrete_dtypes, float_dtypes, integer_dtypes
+from pytensor.tensor.type import TensorType, discrete_dtypes, integer_dtypes
 
 from pymc_sghmc.compat import (
     BroadcastTo,
@@ -32,7 +29,7 @@ from pymc_sghmc.compat import (
     toposort,
 )
 
-__all__ = ["MIXED", "fixed_jacobians", "row_axes", "simplified"]
+__all__ = ["MIXED", "row_axes"]
 
 # What the leading axis of a variable's rows is called where it is none: the number of rows, the
 # row indices 0, 1, ..., and what mixes rows or may do so.
@@ -153,96 +150,3 @@ def _without_rows(node, found, axes):
     if POSITIONS in found:
         return POSITIONS if isinstance(op, DimShuffle) else MIXED
     return LENGTH if getattr(out.type, "dtype", None) in discrete_dtypes else MIXED
-
-
-def fixed_jacobians(graph, variables) -> dict:
-    """Whether ∂v/∂θ is the same at every θ, for each v that has a derivative."""
-    fixed, moving = dict.fromkeys(variables, True), set(variables)
-    for node in toposort([graph], []):
-        inputs = node.inputs[:1] if isinstance(node.op, CheckAndRaise) else node.inputs
-        if isinstance(node.op, Shape | Shape_i) or moving.isdisjoint(inputs):
-            continue
-        moving.update(node.outputs)
-        unknown = list(dict.fromkeys(v for v in inputs if v in fixed))
-        continuous = [v for v in node.outputs if getattr(v.type, "dtype", None) in float_dtypes]
-        if unknown and continuous:
-            # conditions and indices move without a derivative, and with them that of the output
-            steered = any(v in moving and v not in fixed for v in inputs)
-            same = not steered and all(fixed[v] for v in unknown) and _is_affine(node, unknown)
-            fixed.update(dict.fromkeys(continuous, same))
-    return fixed
-
-
-def _is_affine(node, unknown) -> bool:
-    """Whether the derivative of one operation is the same whatever the ``unknown`` inputs."""
-    if len(node.outputs) > 1:
-        return False
-    inputs = {v: v.type() for v in unknown}
-    copy = node.clone_with_new_inputs([inputs.get(v, v) for v in node.inputs])
-    out = copy.outputs[0]
-    gradients = pt.grad(
-        None,
-        list(inputs.values()),
-        known_grads={out: out.type()},
-        disconnected_inputs="ignore",
-        null_gradients="return",
-    )
-    left, new = list(gradients), set(inputs.values())
-    while left:
-        v = left.pop()
-        if v in new or isinstance(v.type, NullType | DisconnectedType):
-            return False
-        if v.owner is not None and not isinstance(v.owner.op, Shape | Shape_i):
-            # The first input of ``second`` gives the shape alone.
-            left += v.owner.inputs[getattr(v.owner.op, "scalar_op", None) == ps.second :]
-    return True
-
-
-def simplified(graph, fixed):
-    """Write the same so that rows depend on the unknowns through fewer functions, and linear ones.
-
-    f(x, σ)[group], where f works entry by entry and isn't linear, becomes f(x[group], σ), and of a sum
-    what is linear becomes one term.
-    """
-    fixed, new = dict(fixed), {}
-    for node in toposort([graph], []):
-        old, inputs = node.outputs[0], [new.get(v, v) for v in node.inputs]
-        moves = old in fixed and not fixed[old]
-        linear = [v for v in inputs if fixed.get(v)]
-        if moves and _picks(node):
-            outputs = [_picked_first(*inputs, fixed)]
-        elif moves and node.op == pt.add and len(linear) > 1:
-            outputs = [pt.add(pt.add(*linear), *(v for v in inputs if v not in linear))]
-        elif any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
-            outputs = node.clone_with_new_inputs(inputs).outputs
-        else:
-            continue
-        pairs = list(zip(node.outputs, outputs, strict=True))
-        new.update(pairs)
-        fixed.update((out, fixed[v]) for v, out in pairs if v in fixed)
-    return new.get(graph, graph)
-
-
-def _picks(node) -> bool:
-    """Whether an operation picks one entry of the leading axis for each row."""
-    is_indexed = isinstance(node.op, AdvancedSubtensor) and len(node.inputs) == 2
-    return is_indexed and indexes_leading_axes(node) and node.inputs[1].type.ndim == 1
-
-
-def _picked_first(x, rows, fixed):
-    """x[rows], as far inside of ``x`` as can be; tell ``fixed`` of what is new."""
-    node = x.owner
-    if x not in fixed:
-        return x[rows]
-    if node is not None and _picks(node):
-        return _picked_first(node.inputs[0], node.inputs[1][rows], fixed)
-    by_entry = list(node.inputs) if node is not None and isinstance(node.op, Elemwise) else []
-    same = [v.type.broadcastable[0] for v in by_entry]  # for all entries, and so for all rows
-    if fixed[x] and not any(one and v in fixed for v, one in zip(by_entry, same, strict=True)):
-        by_entry = []
-    picked = [
-        v if one else _picked_first(v, rows, fixed) for v, one in zip(by_entry, same, strict=False)
-    ]
-    out = node.op(*picked) if picked else x[rows]
-    fixed[out] = fixed[x]
-    return out

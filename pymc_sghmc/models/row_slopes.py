@@ -144,9 +144,7 @@ def row_slopes(log_likelihoods, variables, batches, point) -> RowSlopes | None:
 def _second_derivatives(graph, cuts) -> list:
     """Upper triangle of ∂²ℓ/∂ζ² of each row, row by row of the matrix."""
     zetas, sizes = [cut.zeta for cut in cuts], [cut.size for cut in cuts]
-    by_row, copy, back = by_rows(
-        graph, zetas, next((cut.through for cut in cuts if cut.through), ())
-    )
+    by_row, copy, back = by_rows(graph, zetas, cuts[0].through if cuts else ())
     n = copy.shape[0]
 
     def numbers(value):

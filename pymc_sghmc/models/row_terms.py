@@ -22,9 +22,10 @@ from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.tensor.elemwise import DimShuffle
 
-from pymc_sghmc.models.frontier import behind, elementwise_roots, frontier, is_multiple
+from pymc_sghmc.models.frontier import frontier, is_multiple, shared_zetas
 from pymc_sghmc.models.graphs import slice_rows
-from pymc_sghmc.models.row_axes import fixed_jacobians, row_axes, simplified
+from pymc_sghmc.models.linearity import fixed_jacobians, simplified
+from pymc_sghmc.models.row_axes import row_axes
 
 __all__ = [
     "RowTerms",
@@ -46,7 +47,7 @@ class Cut(NamedTuple):
     cotangent: Any  # c = ∂ℓ/∂ζ of each row, (n, ...)
     size: int  # numbers in c of one row
     fixed: bool  # whether ∂ζ/∂θ is the same at every θ
-    through: list = ()  # where ζ is an unknown: what all rows share, by way of which they see it
+    through: list = ()  # of all cuts of a group: what rows share, by way of which they see unknowns
 
     @property
     def shared(self) -> bool:
@@ -200,8 +201,8 @@ def by_rows(graph, zetas, through=()) -> tuple:
 
 
 def _is_unknown(zeta) -> bool:
-    owner = zeta.owner
-    return owner is not None and isinstance(owner.op, DimShuffle) and owner.inputs[0].owner is None
+    node = zeta.owner
+    return node is not None and isinstance(node.op, DimShuffle) and node.inputs[0].owner is None
 
 
 def _cuts(graph, variables, batches, point, linear) -> list | None:
@@ -210,13 +211,7 @@ def _cuts(graph, variables, batches, point, linear) -> list | None:
     if found is None:
         return None
     by_row, shared = found
-    # Functions of one shared unknown, such as σ and log σ, are one ζ.
-    roots = list(dict.fromkeys(root for v in shared for root in elementwise_roots(v, fixed)))
-    choices = [(roots, ()), (shared, ())]
-    if linear and shared and (unknowns := behind(roots, variables)):
-        # such as cutpoints, whose increments are exponentials: the unknowns themselves
-        choices.append(([v.dimshuffle("x", *range(v.ndim)) for v in unknowns], roots))
-    for of_all, through in choices:
+    for of_all, through in shared_zetas(shared, fixed, variables if linear else ()):
         # nor is a multiple of one, row by row, another
         zetas = [v for v in by_row if not is_multiple(v, through or of_all, fixed)] + of_all
         sizes = _sizes(zetas, variables, point)

@@ -59,8 +59,9 @@ class ByLeverage:
         self.data, self.pools, self.counts = data, [], []
         for leverage in leverages:
             # Row i is in the pool 1 + ⌊3 leverage / mean⌋ times; rows are drawn evenly from it.
-            mean = float(leverage.mean(dtype=float))
-            counts = (1 + (3 * leverage / mean if mean > 0 else leverage)).astype(np.int32)
+            share = np.nan_to_num(leverage, posinf=np.finfo(leverage.dtype).max).astype(float)
+            share = share / (share.max(initial=0.0) or 1.0)
+            counts = (1 + 3 * share / (share.mean() or 1.0)).astype(np.int32)
             self.pools.append(np.repeat(np.arange(counts.size, dtype=np.int32), counts))
             self.counts.append(counts)
 

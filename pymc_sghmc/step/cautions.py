@@ -14,6 +14,7 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.jumps import jumping_unknowns
+from pymc_sghmc.step.explain import suspects
 
 __all__ = [
     "change",
@@ -123,7 +124,7 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
     if not tuner.setup.centre.is_mode:
         _log.warning(
             f"{sampler} found no mode around which the posterior is near a Gaussian: "
-            "a funnel, a ridge or a flat direction, perhaps. Its settings may be far off, and "
+            f"{suspects(tuner.gradient.density)}. Its settings may be far off, and "
             "temperatures can't show what chains don't reach: look at R-hat. Pass centre=, or use "
             "NUTS."
         )

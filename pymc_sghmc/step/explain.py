@@ -2,7 +2,7 @@
 
 import numpy as np
 
-__all__ = ["explanation", "parting_words"]
+__all__ = ["explanation", "parting_words", "suspects"]
 
 
 def explanation(error, unknowns, tuner, chain, start, draw) -> str:
@@ -44,10 +44,24 @@ def explanation(error, unknowns, tuner, chain, start, draw) -> str:
     if odd:  # they may be bounds
         return f"{where}: {rows} have {odd}. Drop such rows, if they aren't bounds"
     eta, n_draws = draw.learning_rate, chain.n_tuned + chain.n_kept
+    advice = f"Try learning_rate={eta / 10:.2g}{others}"
+    if tuner.settings.learning_rate is None and not tuner.setup.centre.is_mode:
+        advice = (
+            f"No Gaussian is near this posterior: {suspects(tuner.gradient.density)}. Use NUTS for "
+            "this model, or priors that keep scales away from zero and from far out"
+        )
     return (
         f"{where} at inner step {chain.n_updates} (draw {n_draws} of this chain) with "
-        f"learning_rate={eta:.3g}. Try learning_rate={eta / 10:.2g}{others}"
+        f"learning_rate={eta:.3g}. {advice}"
     )
+
+
+def suspects(density) -> str:
+    """Name what may keep a posterior from being near a Gaussian."""
+    if density.centring is None:
+        return "a funnel, a ridge or a flat direction, perhaps"
+    names = ", ".join(density.centring.by_name())
+    return f"the scales of {names} may be next to zero or hardly known, perhaps"
 
 
 def parting_words(sampler, message, n_kept) -> str:

@@ -3,7 +3,7 @@
 from pymc_sghmc.gradients.centring import not_an_effect
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
-from pymc_sghmc.gradients.second_order import MOST_UNKNOWNS, second_order
+from pymc_sghmc.gradients.second_order import second_order
 
 __all__ = ["gradients"]
 
@@ -45,9 +45,9 @@ def gradients(model, unknowns, point, given, preconditioner) -> tuple:
     moves = kind == "auto" and plain.density.likelihood_needs_others
     if kind == "plain" or plain.is_exact or moves:
         return plain, (None, None)
-    # with a number of rows that somebody chose, "auto" is what it has always been; but what remains
-    # of the noise of thousands of effects makes steps short
-    may_be = not given_rows or (plain.density.centring is not None and unknowns.d > MOST_UNKNOWNS)
+    # with a number of rows that somebody chose, "auto" is what it has always been; but with effects
+    # what remains of the noise of first order makes steps short
+    may_be = not given_rows or plain.density.centring is not None
     wanted = kind == "second_order" or (kind == "auto" and may_be)
     second = second_order(plain) if wanted else None
     if isinstance(second, str):

@@ -25,12 +25,7 @@ from pymc_sghmc.gradients.coordinates import checked_preconditioner
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.runs.shared_arrays import ByHandle
 from pymc_sghmc.step import cautions
-from pymc_sghmc.step.arguments import (
-    SharedArguments,
-    checked,
-    compared,
-    schedule_of,
-)
+from pymc_sghmc.step.arguments import SharedArguments, checked, compared, schedule_of
 from pymc_sghmc.step.chain import Chain, StochasticGradientState
 from pymc_sghmc.step.draw import STATISTICS, Draw, DrawLoop
 from pymc_sghmc.step.explain import explanation, parting_words
@@ -161,7 +156,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         """End of tuning: settings, and the centre of the thermometer, stay as they are."""
         self.tune, chain = False, self.chain
         if chain.tuning is not None and chain.state is not None:
-            chain.tuning = self.tuner.revised(chain.tuning, chain.state.position, self.rng)
+            tuning = chain.tuning.stretched()
+            chain.tuning = self.tuner.revised(tuning, chain.state.position, self.rng)
 
     def step(self, point):
         """Make one draw of ``n_steps`` inner steps."""
@@ -227,6 +223,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
                 mean=chain.mean,
                 rng=self.rng,
             )
+            chain.tuning = chain.tuning.with_position(position, chain.n_tuned)
 
     def _stop(self, point, error, draw, start):
         """End the chain: with an error where nothing is lost, else keeping what was sampled."""

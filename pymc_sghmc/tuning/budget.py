@@ -16,11 +16,14 @@ import numpy as np
 from scipy.optimize import brentq
 
 from pymc_sghmc.tuning import law
+from pymc_sghmc.tuning.batch_means import BatchMeans
 
 __all__ = [
     "FARTHEST_LEARNING_RATE",
+    "MANY",
     "MAX_LEARNING_RATE",
     "MOST_INNER_STEPS",
+    "MOST_STRETCH",
     "ChainTuning",
     "choose",
     "critical_friction",
@@ -37,6 +40,8 @@ UNKNOWN_NOISE = 0.25  # share of the noise that a noise estimate or a thermostat
 FIXED_ROWS = 50  # that cost as much as all else in a step
 MOST_INNER_STEPS, FEWEST_INNER_STEPS = 10, 3  # in a draw
 MANY = 1000  # directions, of which the noisiest can't be told
+SLOW, WANTED = 6.0, 4.0  # draws that an independent one takes: so many are too many, and fine
+MOST_STRETCH = 5.0  # of the inner steps in a draw where draws are too much alike
 RELAXED = 4.0  # times of relaxation after which the next draw hardly depends on this one
 MIN_FRICTION = 0.01  # the least that Chen et al. use
 
@@ -104,13 +109,23 @@ class ChainTuning(NamedTuple):
     n_divergences: int = 0
     rows: int | None = None  # in a minibatch, where their number is chosen
     setup_from: tuple | None = None  # start, scale and other unknowns of the set-up
+    draws: BatchMeans | None = None  # of the later half of the tuning draws
+    stretch: float = (
+        1.0  # of the inner steps in a draw, by how much draws resemble their neighbours
+    )
 
-    def with_noise(self, noise):
-        """Take in V̂ of one more draw, unless it overflows on the way from the start."""
+    def with_noise(self, noise, known=None):
+        """Take in V̂ of one more draw, unless it overflows on the way from the start.
+
+        With ``known``, what all rows told of it, only the mean over all directions is learnt.
+        """
         if not np.isfinite(noise).all():
             return self
         n = self.n_measured + 1
-        return self._replace(n_measured=n, noise=self.noise + (noise - self.noise) * 4 / (n + 3))
+        noise = self.noise + (noise - self.noise) * 4 / (n + 3)
+        if known is not None:
+            noise = known * (noise.mean() / (known.mean() or 1.0))
+        return self._replace(n_measured=n, noise=noise)
 
     def with_temperature(self, temperature, tolerance, stiffness):
         """Take in one draw's; half the learning rate is the limit where their mean is too hot.
@@ -126,6 +141,22 @@ class ChainTuning(NamedTuple):
             if batches.mean() - 1 > 2 * tolerance + 4 * error:
                 limit = min(limit, (self.learning_rate or math.inf) * stiffness) / 2
         return self._replace(limit=limit)
+
+    def with_position(self, theta, n_tuned):
+        """Take in where a tuning draw ended; begin anew after 32, 64, 128, … of them."""
+        tuning = self
+        if n_tuned >= 32 and n_tuned & (n_tuned - 1) == 0:
+            tuning = self.stretched()._replace(draws=BatchMeans.of(n_tuned, theta))
+        elif self.draws is not None:
+            tuning = self._replace(draws=self.draws.with_draw(theta))
+        return tuning
+
+    def stretched(self):
+        """Make draws longer if they were too much alike."""
+        time = 1.0 if self.draws is None else self.draws.autocorrelation_time()
+        if not time > SLOW:
+            return self._replace(draws=None)
+        return self._replace(draws=None, stretch=min(self.stretch * time / WANTED, MOST_STRETCH))
 
 
 def choose(
@@ -209,9 +240,11 @@ def inner_steps(tuning) -> int:
     """Inner steps in a draw: with second-order control variates no more than make draws independent.
 
     A handful of rows costs less than what PyMC does for a draw; steps of first order are as many as
-    ever, so that a draw costs little beside them.
+    ever, so that a draw costs little beside them. More where tuning draws were too much alike.
     """
-    if tuning is None or tuning.order < 2 or not 0 < tuning.rate < 1:
+    if tuning is None:
         return MOST_INNER_STEPS
-    n = math.ceil(RELAXED / -math.log1p(-tuning.rate) - 1e-6)
-    return min(max(n, FEWEST_INNER_STEPS), MOST_INNER_STEPS)
+    n = MOST_INNER_STEPS
+    if tuning.order == 2 and 0 < tuning.rate < 1:
+        n = math.ceil(RELAXED / -math.log1p(-tuning.rate) - 1e-6)
+    return math.ceil(min(max(n, FEWEST_INNER_STEPS), MOST_INNER_STEPS) * tuning.stretch)

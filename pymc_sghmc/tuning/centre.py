@@ -12,6 +12,7 @@ import numpy as np
 
 from scipy.optimize import minimize
 
+from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.tuning.curvature import (
     MAX_DENSE,
     CountedPasses,
@@ -23,7 +24,7 @@ from pymc_sghmc.tuning.curvature import (
 from pymc_sghmc.tuning.low_rank import low_rank_mass
 from pymc_sghmc.tuning.mass import centre_of_mass, lower
 
-__all__ = ["Centre", "find_centre"]
+__all__ = ["Centre", "find_centre", "near"]
 
 PATIENCE = 1  # rounds after which the mode is no good centre, and a centre of mass is looked for
 ROUNDS = 8  # of curvature and optimiser; two suffice where the posterior is near a Gaussian
@@ -114,6 +115,12 @@ def find_centre(
     if mass is not None and not is_mode:  # that is in the bulk, and not on the way to nowhere
         return Centre(mass.position, mass.factor, counted.passes, False)
     return Centre(x, factor, counted.passes, bool(is_mode))
+
+
+def near(centre, rng, scale):
+    """Draw from the Gaussian at the centre, wider by ``scale``."""
+    z = scale * rng.standard_normal(centre.position.size)
+    return centre.position + Coordinates(centre.factor).to_theta(z)
 
 
 def _climb(counted, x, factor, subset, maxiter):

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from scipy.sparse.linalg import LinearOperator, eigsh
+from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
 from pymc_sghmc.gradients.coordinates import Coordinates
 
@@ -128,7 +128,8 @@ def _information(passes, position, rng):
 def extreme_curvatures(passes, x, factor, only_largest=False) -> tuple:
     """Smallest and largest eigenvalue of LᵀHL, by Lanczos on differences of gradients.
 
-    The smallest is looked for, and not None, where L knows how unknowns depend on each other.
+    The smallest is looked for, and not None, where L knows how unknowns depend on each other. NaN where
+    the gradient isn't finite around ``x``, or doesn't change at all.
     """
     counted, coordinates = CountedPasses(passes), Coordinates(factor)
     step = 1e-3
@@ -140,9 +141,14 @@ def extreme_curvatures(passes, x, factor, only_largest=False) -> tuple:
 
     given = {"tol": 0.1, "return_eigenvectors": False, **first_vector(x.size)}
     operator = operator_of(product, x.size)
-    if coordinates.ndim < 3 or only_largest:
-        return None, float(max(eigsh(operator, k=1, which="LA", **given)[0], 1e-8))
-    smallest, largest = eigsh(operator, k=2, which="BE", **given)
+    alone = coordinates.ndim < 3 or only_largest
+    try:
+        found = eigsh(operator, k=1 if alone else 2, which="LA" if alone else "BE", **given)
+    except ArpackError:
+        found = np.full(2, np.nan)
+    smallest, largest = found[0], found[-1]
+    if alone:
+        return None, float(np.maximum(largest, 1e-8))
     return float(np.clip(smallest, LEAST * largest, largest)), float(largest)
 
 

@@ -5,7 +5,7 @@ Knows set-ups, no rule and no settings.
 
 from functools import partial
 
-from pymc_sghmc.tuning.budget import MAX_LEARNING_RATE, ChainTuning
+from pymc_sghmc.tuning.budget import MAX_LEARNING_RATE, MOST_STRETCH, ChainTuning
 from pymc_sghmc.tuning.setup import MOST_FAR_NOISE
 
 __all__ = ["options"]
@@ -28,7 +28,9 @@ def options(setup, made_from, may_change, data=None) -> list[ChainTuning]:
         Whose minibatches' number of rows is to be chosen, too.
     """
     plain, first, second = setup.noise
-    new = partial(ChainTuning, temperatures=[], setup_from=made_from)
+    # where no Gaussian is near, chains go where they seldom were, which short draws don't show
+    stretch = 1.0 if setup.centre.is_mode else MOST_STRETCH
+    new = partial(ChainTuning, temperatures=[], setup_from=made_from, stretch=stretch)
     found = []
     if second is not None:
         found.append(new(2, second, limit=min(setup.limit, setup.far_limit)))

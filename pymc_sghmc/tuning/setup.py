@@ -5,6 +5,7 @@ no samplers.
 """
 
 import logging
+import math
 
 from typing import NamedTuple
 
@@ -13,27 +14,26 @@ import numpy as np
 from scipy.linalg import solve_triangular
 
 from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
-from pymc_sghmc.gradients.noise import noise_covariance
-from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE, MAX_LEARNING_RATE
-from pymc_sghmc.tuning.centre import Centre, find_centre
+from pymc_sghmc.tuning.budget import MAX_LEARNING_RATE
+from pymc_sghmc.tuning.centre import Centre, find_centre, near
 from pymc_sghmc.tuning.curvature import MAX_DENSE, extreme_curvatures
+from pymc_sghmc.tuning.noise_around import (
+    N_EXACT,
+    N_SIGNED,
+    noise_around,
+    noise_over_rows,
+    second_order_noise,
+)
 
-__all__ = ["MOST_FAR_NOISE", "Setup", "near", "same_inputs", "set_up"]
+__all__ = ["MOST_FAR_NOISE", "Setup", "same_inputs", "set_up"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
 FAR_OUT, N_FAR_OUT, MOST_POINTS = 1.5, 16, 0.75  # sds; points there; and a share of them
-N_PROBES = 20  # points near the centre at which the noise is measured
 NOISY = 4  # times the median noise, above which a direction gets a scale of its own
-N_EXACT = (
-    4  # points at each distance at which second-order noise is measured over all rows, and ...
-)
-FAR_ENOUGH = 2.0  # times 1 and 2 sds, in any one of thousands of directions
-N_GROWTH = 2  # ... at which all rows tell how much the curvature changes
 MOST_FAR_NOISE = (
     5.0  # variance in φ at 2 sds above which second-order control variates are given up
 )
-MOST_GROWTH = 0.5  # of the curvature, relative, at 2 sds, with which steps may be long
 SLOW = 0.01  # curvature of the slowest direction over the stiffest where nobody has measured it
 
 
@@ -117,16 +117,22 @@ def set_up(
         second = None
     if second is not None:
         passes += second.set_centre(centre.position, centre.factor)
-        near_by, far, limit = _exact_noise(second, centre, Coordinates(factor), temperature)
+        near_by, far, limit = second_order_noise(second, centre, Coordinates(factor), temperature)
         passes += 2 * N_EXACT
         far = float(far.max())
         if not far <= MOST_FAR_NOISE:
             second = None
+    of_first = None
     if first is not None and second is None:
         passes += first.set_centre(centre.position, centre.factor)
+        # of thousands of effects many are known to few rows, which minibatches hardly meet
+        over_rows = not dense and first.anchor.order.independent
+        measure = noise_over_rows if over_rows else noise_around
+        of_first = measure(first, centre, Coordinates(factor), temperature)
+        passes += 3 * N_SIGNED * over_rows
     noise = Noise(
-        _noise(gradient, centre, factor, temperature),
-        _noise(first, centre, factor, temperature) if first and second is None else None,
+        noise_around(gradient, centre, Coordinates(factor), temperature),
+        of_first,
         near_by if second is not None else None,
     )
     anchors = tuple(
@@ -174,54 +180,8 @@ def _far_limit(passes, centre, factor):
     rng = np.random.default_rng(0)
     points = [near(centre, rng, FAR_OUT) for _ in range(N_FAR_OUT)]
     found = [extreme_curvatures(passes, point, factor, only_largest=True)[1] for point in points]
-    return 1 / np.quantile(found, MOST_POINTS)
-
-
-def _noise(gradient, centre, factor, temperature):
-    """Mean diagonal of V̂ in φ over draws from the Gaussian at the centre."""
-    if not any(gradient.data.is_noisy):
-        return np.zeros(centre.position.size)
-    rng = np.random.default_rng(0)
-    coordinates, total = Coordinates(factor), np.zeros(centre.position.size)
-    for _ in range(N_PROBES):
-        position = coordinates.from_theta(near(centre, rng, (temperature or 1.0) ** 0.5))
-        position = position.astype(gradient.density.dtype)
-        total += noise_covariance(gradient, coordinates, position, rng)
-    return np.nan_to_num(total / N_PROBES, nan=1e100, posinf=1e100)
-
-
-def _exact_noise(second, centre, coordinates, temperature):
-    """Diagonal of V in φ at 1 and at 2 sds from the centre, and how large η may become."""
-    rng, T = np.random.default_rng(0), (temperature or 1.0) ** 0.5
-    z = rng.standard_normal((N_EXACT, centre.position.size))
-    if centre.position.size > MAX_DENSE:  # of thousands some are farther than a chain ever is
-        z = np.clip(z, -FAR_ENOUGH, FAR_ENOUGH)
-    around = Coordinates(centre.factor)
-    points = [centre.position + far * T * around.to_theta(x) for far in (1.0, 2.0) for x in z]
-    sizes, is_noisy = second.data.batch_sizes, second.data.is_noisy
-    found = np.array(
-        [
-            sum(V / n for V, n, noisy in zip(by_group, sizes, is_noisy, strict=True) if noisy)
-            for by_group in second.noise_at(points, coordinates)
-        ]
-    )
-    found = np.nan_to_num(found, nan=1e100, posinf=1e100)
-    # on a Gaussian the force falls off by z sds from the centre to there
-    passes = second.passes
-    here = around.pull_back(passes.log_density(second.anchor.centre)[1])
-    growth = 0.0
-    for x in z[:N_GROWTH]:
-        far = second.anchor.centre + (2 * T * around.to_theta(x)).astype(second.density.dtype)
-        there = around.pull_back(passes.log_density(far)[1])
-        growth = max(growth, np.linalg.norm((there - here) / (2 * T) + x) / np.linalg.norm(x))
-    limit = FARTHEST_LEARNING_RATE if growth <= MOST_GROWTH else MAX_LEARNING_RATE
-    return found[:N_EXACT].mean(axis=0), found[N_EXACT:].mean(axis=0), limit
-
-
-def near(centre, rng, scale):
-    """Draw from the Gaussian at the centre, wider by ``scale``."""
-    z = scale * rng.standard_normal(centre.position.size)
-    return centre.position + Coordinates(centre.factor).to_theta(z)
+    known = [one for one in found if math.isfinite(one)]
+    return 1 / np.quantile(known, MOST_POINTS) if known else np.inf
 
 
 def same_inputs(key, other) -> bool:

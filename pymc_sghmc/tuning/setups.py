@@ -10,9 +10,12 @@ from scipy.linalg import solve_triangular
 
 from pymc_sghmc.faults import NonFinite
 from pymc_sghmc.gradients.coordinates import Coordinates
-from pymc_sghmc.tuning.setup import near, same_inputs, set_up
+from pymc_sghmc.tuning.centre import near
+from pymc_sghmc.tuning.setup import same_inputs, set_up
 
 __all__ = ["Setups"]
+
+MUCH_SHORTER = 4  # times, that a learning rate is by the curvature far out
 
 
 class Setups:
@@ -49,10 +52,7 @@ class Setups:
         key = (start, (optimise, highest), given, self._gradient.data.arrays)
         known = [s for s in (self.current, self._first) if s and same_inputs(s.key, key)]
         if known:
-            self.current = known[0]
-            for expansion, anchor in zip(self._expansions, self.current.anchors, strict=True):
-                if expansion is not None:
-                    expansion.anchor = anchor
+            self._use(known[0])
         else:
             if not self.is_finite_at(start):
                 raise NonFinite(start, start, np.nan)
@@ -68,6 +68,28 @@ class Setups:
             )
         self.made_from = (start, scale, highest, density.given)
         return self.current
+
+    def move(self, start, highest) -> bool:
+        """Let ``start`` be the centre, unless steps would have to be much shorter around it; tell.
+
+        The mean of draws from a posterior that is no Gaussian may lie where there are none.
+        """
+        old, made_from = self.current, self.made_from
+        try:
+            self.make(start, old.centre.factor, highest)
+        except NonFinite:
+            return False
+        is_better = self.current.far_limit >= old.far_limit / MUCH_SHORTER
+        if not is_better:
+            self._use(old)
+            self.made_from = made_from
+        return is_better
+
+    def _use(self, setup):
+        self.current = setup
+        for expansion, anchor in zip(self._expansions, setup.anchors, strict=True):
+            if expansion is not None:
+                expansion.anchor = anchor
 
     def make_first(self, start):
         """Take a set-up into use and keep it for the chains that will begin there."""

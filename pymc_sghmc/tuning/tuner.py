@@ -8,14 +8,12 @@ chain has found is its `ChainTuning`, which each method takes and returns anew. 
 
 import math
 
-from contextlib import suppress
-
 import numpy as np
 
 from pymc_sghmc.faults import NonFinite
 from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
 from pymc_sghmc.gradients.target import Target
-from pymc_sghmc.tuning.budget import ChainTuning, score
+from pymc_sghmc.tuning.budget import MANY, ChainTuning, score
 from pymc_sghmc.tuning.centring import choose_centring
 from pymc_sghmc.tuning.options import options
 from pymc_sghmc.tuning.setups import Setups
@@ -163,15 +161,16 @@ class Tuner:
             None where the coordinates are new.
         """
         if not self.gradient.is_exact and tuning.order < 2:  # of second order it is known exactly
-            tuning = tuning.with_noise(target.noise_covariance(state.position, rng))
+            many = tuning.order and tuning.noise.size > MANY
+            known = self.setup.noise.first_order if many else None
+            tuning = tuning.with_noise(target.noise_covariance(state.position, rng), known)
         relative = temperature / (self.settings.temperature or 1.0)
         tuning = tuning.with_temperature(relative, self.settings.target_bias, self.setup.stiffness)
         if n_tuned < 8 or n_tuned & (n_tuned - 1):
             return tuning, state
         if n_tuned >= 32 and self._has_moved(tuning, mean):
-            with suppress(NonFinite):  # of the new centre; the old one stays
-                start = mean.astype(self.gradient.density.dtype)
-                self.setups.make(start, self.setup.centre.factor, tuning.setup_from[2])
+            start = mean.astype(self.gradient.density.dtype)
+            if self.setups.move(start, tuning.setup_from[2]):
                 new = self._first_settings()
                 return new._replace(n_divergences=tuning.n_divergences), None
         return self.revised(tuning, state.position, rng), state

@@ -4,9 +4,10 @@ python tests/benchmarks/grouped.py [--name NAME ...] [--way WAY ...] [--markdown
 python tests/benchmarks/grouped.py --references [--name NAME ...]
 
 prints one line of JSON with, for each model and way: seconds of making the step and of ``pm.sample`` (four
-chains of 1,000 + 1,000 draws), learning rate, mean λ, the largest R-hat and the least effective size over all unknowns, and
-the largest errors of means, in standard deviations, and of standard deviations, relative, over all unknowns
-that the reference has. ``--references`` makes these: four chains by nutpie, which wants an environment of its own,
+chains of 1,000 + 1,000 draws), learning rate, mean λ, the largest R-hat and the least effective size over all unknowns, this per
+second of a core while sampling over nutpie's, and the largest errors of means, in standard deviations, and of standard
+deviations, relative, over all unknowns that the reference has. ``--way ADVI`` is PyMC's ``pm.fit`` with 30,000 steps
+on all data, and 4,000 draws from what it finds. ``--references`` makes references: four chains by nutpie on one core, which wants an environment of its own,
 in the non-centred form; means, standard deviations, the least effective size and seconds go to grouped_references.npz. Models of
 MovieLens need the shared data.
 """
@@ -18,11 +19,14 @@ import warnings
 
 from pathlib import Path
 
-from untouched import data_folder, over_unknowns
+from untouched import over_unknowns
 
+import grouped_models
 import numpy as np
 import pymc as pm
 import report
+
+MODELS = grouped_models.MODELS
 
 REFERENCES = Path(__file__).with_name("grouped_references.npz")
 WAYS = {
@@ -30,81 +34,10 @@ WAYS = {
     "non-centred": ("non-centred", {"batch_size": 500}),
     "auto": ("non-centred", {"batch_size": "auto"}),
     "as written": ("non-centred", {"batch_size": 500, "centring": None}),
+    "ADVI": ("non-centred", None),
 }
-
-
-def effects(name, raw, tau, shape, form):
-    """An effect u, and in the non-centred form u = τz."""
-    if form == "centred":
-        return pm.Normal(name, 0, tau, shape=shape)
-    return pm.Deterministic(name, pm.Normal(raw, 0, 1, shape=shape) * tau)
-
-
-def logistic(form, groups, rows, tau):
-    """Random intercepts."""
-    rng = np.random.default_rng(0)
-    group, u = np.repeat(np.arange(groups), rows), rng.normal(0, tau, groups)
-    x = rng.normal(size=(groups * rows, 3))
-    p = 1 / (1 + np.exp(-(x @ [0.5, -0.3, 0.8] + 0.3 + u[group])))
-    y = (rng.random(groups * rows) < p).astype(int)
-    with pm.Model() as model:
-        tau, b, a = pm.HalfNormal("tau", 1), pm.Normal("b", 0, 1, shape=3), pm.Normal("a", 0, 1)
-        u = effects("u", "z", tau, groups, form)
-        pm.Bernoulli("y", logit_p=a + x @ b + u[group], observed=y)
-    return model
-
-
-def nested(form):
-    """Counts at 300 sites in 30 regions."""
-    rng = np.random.default_rng(1)
-    regions, sites, rows = 30, 300, 20
-    region, site = (
-        np.repeat(np.arange(regions), sites // regions),
-        np.repeat(np.arange(sites), rows),
-    )
-    r = rng.normal(0, 0.5, regions)
-    s = r[region] + rng.normal(0, 0.4, sites)
-    x = rng.normal(size=sites * rows)
-    y = rng.poisson(np.exp(0.2 + 0.3 * x + s[site]))
-    with pm.Model() as model:
-        tau_r, tau_s = pm.HalfNormal("tau_r", 1), pm.HalfNormal("tau_s", 1)
-        a, b = pm.Normal("a", 0, 2), pm.Normal("b", 0, 1)
-        if form == "centred":
-            s = pm.Normal("s", pm.Normal("r", 0, tau_r, shape=regions)[region], tau_s, shape=sites)
-        else:
-            zr, zs = pm.Normal("zr", 0, 1, shape=regions), pm.Normal("zs", 0, 1, shape=sites)
-            s = (zr * tau_r)[region] + zs * tau_s
-        pm.Poisson("y", pm.math.exp(a + b * x + s[site]), observed=y)
-    return model
-
-
-def movielens(form, ratings):
-    """Users crossed with films."""
-    with np.load(data_folder() / "movielens" / "ml100k.npz") as data:
-        rows = np.random.default_rng(0).permutation(100_000)[:ratings]
-        ids = [np.unique(data[key][rows], return_inverse=True)[1] for key in ("user", "item")]
-        y = data["rating"][rows].astype(float)
-    with pm.Model() as model:
-        a, sigma = pm.Normal("a", 3.5, 1), pm.HalfNormal("sigma", 2)
-        for i, k in zip(ids, "ui", strict=True):
-            tau = pm.HalfNormal(f"tau_{k}", 1)
-            a = a + effects(k, f"z{k}", tau, int(i.max() + 1), form)[i]
-        pm.Normal("y", a, sigma, observed=y)
-    return model
-
-
-MODELS = {
-    "logistic 200 × 50": lambda form: logistic(form, 200, 50, 0.7),
-    "logistic 200 × 20": lambda form: logistic(form, 200, 20, 0.7),
-    "logistic 200 × 5": lambda form: logistic(form, 200, 5, 0.7),
-    "logistic 200 × 2": lambda form: logistic(form, 200, 2, 0.8),
-    "logistic 12 × 40": lambda form: logistic(form, 12, 40, 0.7),
-    "logistic 12 × 4,000": lambda form: logistic(form, 12, 4000, 0.05),
-    "logistic 2,000 × 20": lambda form: logistic(form, 2000, 20, 0.7),
-    "Poisson, 300 in 30": nested,
-    "MovieLens, 20,000": lambda form: movielens(form, 20_000),
-    "MovieLens, 100,000": lambda form: movielens(form, 100_000),
-}
+CORES = 2
+FIT = 30_000  # steps of ADVI
 
 
 def run(name, way):
@@ -114,12 +47,14 @@ def run(name, way):
     from pymc_sghmc import SGHMC
 
     form, settings = WAYS[way]
+    if settings is None:
+        return fit(name, form)
     with MODELS[name](form) as model:
         began = time.perf_counter()
         step = SGHMC(**settings)
         made = time.perf_counter()
         idata = pm.sample(
-            1000, tune=1000, chains=4, cores=2, step=step, random_seed=1, progressbar=False,
+            1000, tune=1000, chains=4, cores=CORES, step=step, random_seed=1, progressbar=False,
             compute_convergence_checks=False,
         )  # fmt: skip
         seconds = time.perf_counter() - made
@@ -136,7 +71,22 @@ def run(name, way):
     centring = step.tuner.gradient.density.centring
     if centring is not None:
         row["λ"] = float(centring.weights.mean())
+    with np.load(REFERENCES) as known:
+        if (key := f"{name}: seconds, least ESS") in known:
+            elapsed, least = known[key]
+            row["× nutpie"] = row["least ESS"] / (CORES * seconds) / (least / elapsed)
     return row | errors(name, draws)
+
+
+def fit(name, form):
+    """One row of ADVI."""
+    with MODELS[name](form):
+        began = time.perf_counter()
+        found = pm.fit(FIT, method="advi", random_seed=1, progressbar=False)
+        seconds = time.perf_counter() - began
+        idata = found.sample(4000, random_seed=1)
+    draws = {key: x.to_numpy().reshape(1, 4000, -1) for key, x in idata.posterior.items()}
+    return {"sampling": seconds} | errors(name, draws)
 
 
 def errors(name, draws):
@@ -169,8 +119,8 @@ def refer(names, draws, tune):
         seconds, least = time.perf_counter() - began, np.inf
         for key, x in trace.posterior.items():
             x = x.to_numpy().reshape(4, draws, -1)
-            known[f"{name}/{key}/mean"] = x.mean(axis=(0, 1))
-            known[f"{name}/{key}/sd"] = x.std(axis=(0, 1))
+            known[f"{name}/{key}/mean"] = x.mean(axis=(0, 1)).astype(np.float32)
+            known[f"{name}/{key}/sd"] = x.std(axis=(0, 1)).astype(np.float32)
             least = min(least, float(over_unknowns(az.ess, x).min()))
         known[f"{name}: seconds, least ESS"] = np.array([seconds, least])
         report.progress(name, {"seconds": seconds, "least ESS": least})
@@ -200,7 +150,7 @@ def main():
     packages = "numpy", "pymc", "pytensor", "numba", "arviz", "pymc-sghmc"
     report.print_json({"benchmark": "grouped", "rows": rows, **report.closing(machine, *packages)})
     if args.markdown:
-        keys = "λ", "set-up", "sampling", "learning_rate", "R-hat", "least ESS", "mean", "mean, r.m.s.", "sd", "sd, mean"  # fmt: skip
+        keys = "λ", "set-up", "sampling", "learning_rate", "R-hat", "least ESS", "× nutpie", "mean", "mean, r.m.s.", "sd", "sd, mean"  # fmt: skip
         table = [[name, *(row.get(key) for key in keys)] for name, row in rows.items()]
         print(report.markdown_table(["", *keys], table))
     return None

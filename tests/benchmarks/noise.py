@@ -63,19 +63,12 @@ def run(name):
 
 def levels(second, centre):
     """Tables with which "second order" is first order: each row's c at the centre, without slopes."""
-    tables = []
-    for k, q in enumerate(second.quadratics):
-        parts = []
-        for chunk in second.data.chunks():
-            if chunk.group != k:
-                continue
-            numbers = second.data.part(k, chunk.rows).rows
-            inputs = (*numbers, *chunk.arrays, *second.density.given)
-            position = centre.position.astype(second.density.dtype)
-            parts.append(second.first(position, *inputs)[k][:, 1 : 1 + q.m])
-        c = np.concatenate(parts)
-        tables.append(np.column_stack([np.zeros(len(c)), c, np.zeros((len(c), q.size - 1 - q.m))]))
-    return tables
+    position = centre.position.astype(second.density.dtype)
+    found = second.passes.tables(second.first, position)
+    return [
+        np.column_stack([np.zeros(len(x)), x[:, : q.m], np.zeros((len(x), q.size - 1 - q.m))])
+        for x, q in zip(found, second.quadratics, strict=True)
+    ]
 
 
 def table(rows):

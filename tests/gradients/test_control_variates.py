@@ -323,6 +323,36 @@ def test_noise_covariance_of_two_groups_has_the_exact_mean():
     np.testing.assert_allclose(total, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("case", ["one group", "one of two groups whole"])
+def test_noise_over_rows_has_the_exact_mean(case):
+    # over all signs of the rows; coordinates that aren't those of the model
+    write, _, batch_size = CASES[case]
+    cv = control_variates(write, batch_size)
+    [n_rows] = [n for n, noisy in zip(cv.data.n_rows, cv.data.is_noisy, strict=True) if noisy]
+    [n] = [n for n, noisy in zip(cv.data.batch_sizes, cv.data.is_noisy, strict=True) if noisy]
+    L = np.diag([0.5, 2.0, 1.0])
+
+    def mean_over_signs(position):
+        signs = itertools.product([-1.0, 1.0], repeat=n_rows)
+        found = [cv.noise_over_rows([position], Coordinates(L), Signs(s)) for s in signs]
+        return np.mean(found, axis=0)
+
+    exact = np.diag(L @ law(cv, THETA)[2] @ L) / n
+    np.testing.assert_allclose(mean_over_signs(THETA), exact, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(mean_over_signs(CENTRE), 0, atol=1e-12)
+
+
+class Signs:
+    """A generator whose signs are written down."""
+
+    def __init__(self, signs):
+        self.signs = np.array(signs)
+
+    def choice(self, signs, size):
+        assert size == self.signs.size
+        return self.signs
+
+
 class Scripted:
     """A generator whose places in the pools are written down."""
 

@@ -56,6 +56,13 @@ def non_centred():
     pm.Poisson("y", pm.math.exp(m + tau * z[GROUP]), observed=COUNTS)
 
 
+def columns():
+    """Intercepts and slopes in the columns of a matrix, which is picked from in both orders."""
+    u = pm.Normal("z", 0, 1, shape=(4, 2)) * pm.HalfNormal("tau", shape=2)
+    mu = pm.Normal("m") + u[GROUP, 0] + u[:, 1][GROUP] * X[:, 0]
+    pm.Normal("y", mu, 1.0, observed=REAL)
+
+
 def softmax():
     pm.Categorical("y", logit_p=X @ pm.Normal("b", 0, 1, shape=(3, 4)), observed=GROUP)
 
@@ -96,6 +103,7 @@ CASES = {
     negative_binomial: 4,
     student: 4,
     non_centred: 4,
+    columns: 4,
     softmax: 4,
     ordered: 4,
     mixture: 4,
@@ -448,6 +456,8 @@ def test_entries_of_a_vector_make_one_linear_predictor():
         pm.Normal("y", b[0] + b[1] * X[:, 0], 1.0, observed=REAL)
 
     assert [q.m for q in built(write)[0].quadratics] == [1]
+    # an intercept, a slope, the logarithms of their scales and what all rows share
+    assert [q.m for q in compiled_case(columns).quadratics] == [5]
 
 
 def test_a_chain_in_units_of_a_given_preconditioner_is_not_taken_for_lost():

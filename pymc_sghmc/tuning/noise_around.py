@@ -1,0 +1,73 @@
+"""How noisy gradients are around a centre: near it, far from it, over minibatches or over all rows.
+
+Knows gradients and centres, no samplers.
+"""
+
+import numpy as np
+
+from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.noise import noise_covariance
+from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE, MAX_LEARNING_RATE
+from pymc_sghmc.tuning.centre import near
+from pymc_sghmc.tuning.curvature import MAX_DENSE
+
+__all__ = ["N_EXACT", "N_SIGNED", "noise_around", "noise_over_rows", "second_order_noise"]
+
+N_PROBES = 20  # points near the centre at which the noise is measured, and ...
+N_SIGNED = 32  # ... with random signs, over all rows
+N_EXACT = 4  # points at each distance at which second-order noise is summed over all rows, and ...
+FAR_ENOUGH = 2.0  # times 1 and 2 sds, in any one of thousands of directions
+N_GROWTH = 2  # ... at which all rows tell how much the curvature changes
+MOST_GROWTH = 0.5  # of the curvature, relative, at 2 sds, with which steps may be long
+
+
+def noise_around(gradient, centre, coordinates, temperature):
+    """Mean diagonal of V̂ in φ over draws from the Gaussian at the centre, by minibatches."""
+    total = np.zeros(centre.position.size)
+    if not any(gradient.data.is_noisy):
+        return total
+    rng = np.random.default_rng(0)
+    for _ in range(N_PROBES):
+        position = coordinates.from_theta(near(centre, rng, (temperature or 1.0) ** 0.5))
+        position = position.astype(gradient.density.dtype)
+        total += noise_covariance(gradient, coordinates, position, rng)
+    return _finite(total / N_PROBES)
+
+
+def noise_over_rows(first, centre, coordinates, temperature):
+    """Mean diagonal of V in φ of first-order control variates over such draws, by all rows."""
+    rng, scale = np.random.default_rng(0), (temperature or 1.0) ** 0.5
+    draws = [near(centre, rng, scale).astype(first.density.dtype) for _ in range(N_SIGNED)]
+    return _finite(first.noise_over_rows(draws, coordinates, rng))
+
+
+def _finite(noise):
+    return np.nan_to_num(noise, nan=1e100, posinf=1e100)
+
+
+def second_order_noise(second, centre, coordinates, temperature):
+    """Diagonal of V in φ at 1 and at 2 sds from the centre, and how large η may become."""
+    rng, T = np.random.default_rng(0), (temperature or 1.0) ** 0.5
+    z = rng.standard_normal((N_EXACT, centre.position.size))
+    if centre.position.size > MAX_DENSE:  # of thousands some are farther than a chain ever is
+        z = np.clip(z, -FAR_ENOUGH, FAR_ENOUGH)
+    around = Coordinates(centre.factor)
+    points = [centre.position + far * T * around.to_theta(x) for far in (1.0, 2.0) for x in z]
+    sizes, is_noisy = second.data.batch_sizes, second.data.is_noisy
+    found = np.array(
+        [
+            sum(V / n for V, n, noisy in zip(by_group, sizes, is_noisy, strict=True) if noisy)
+            for by_group in second.noise_at(points, coordinates)
+        ]
+    )
+    found = _finite(found)
+    # on a Gaussian the force falls off by z sds from the centre to there
+    passes = second.passes
+    here = around.pull_back(passes.log_density(second.anchor.centre)[1])
+    growth = 0.0
+    for x in z[:N_GROWTH]:
+        far = second.anchor.centre + (2 * T * around.to_theta(x)).astype(second.density.dtype)
+        there = around.pull_back(passes.log_density(far)[1])
+        growth = max(growth, np.linalg.norm((there - here) / (2 * T) + x) / np.linalg.norm(x))
+    limit = FARTHEST_LEARNING_RATE if growth <= MOST_GROWTH else MAX_LEARNING_RATE
+    return found[:N_EXACT].mean(axis=0), found[N_EXACT:].mean(axis=0), limit
