@@ -153,7 +153,8 @@ class SharedArguments(TypedDict, total=False):
         mode that the step finds, or the mean of the tuning draws where they leave the mode.
     n_steps : int or "auto", default "auto"
         Inner steps per draw, which holds the last position. "auto": 10; with second-order control
-        variates and "auto" ``learning_rate`` as few as make draws nearly independent, 3 to 10.
+        variates as few as make draws nearly independent, 3 to 10; and up to five times as many where tuning
+        draws are too much alike. With a ``learning_rate`` of your own 10.
     temperature : float, default 1.0
         T: the chain samples exp(−U/T). 1 is the posterior; at 0 no noise is added, and the sampler
         is an optimiser.

@@ -11,7 +11,7 @@ from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.coordinates import Coordinates, low_rank
 from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
 from pymc_sghmc.models.unknowns import Unknowns
-from pymc_sghmc.tuning import budget, centre, centring, setup
+from pymc_sghmc.tuning import budget, centre, centring, noise_around, setup
 from pymc_sghmc.tuning.centring import choose_centring
 from pymc_sghmc.tuning.curvature import CountedPasses, extreme_curvatures
 from pymc_sghmc.tuning.low_rank import low_rank_mass
@@ -99,17 +99,22 @@ def error(x):
     return float(np.squeeze(az.mcse(x)))
 
 
-@pytest.mark.parametrize("few", [1000, 20], ids=["matrix", "low rank"])
-def test_untouched_sampler_is_right_on_groups_whose_form_is_wrong_for_them(few, monkeypatch):
-    for module in (centre, centring, setup):
+CASES = [(1000, "auto"), (20, "auto"), (20, "control_variates")]
+
+
+@pytest.mark.parametrize(("few", "kind"), CASES, ids=["matrix", "low rank", "first order"])
+def test_untouched_sampler_is_right_on_groups_whose_form_is_wrong_for_them(few, kind, monkeypatch):
+    for module in (centre, centring, setup, noise_around):
         monkeypatch.setattr(module, "MAX_DENSE", few)
     monkeypatch.setattr(budget, "MANY", few)
     with groups("non-centred") as model:
         idata = pm.sample(
             1000, tune=500, chains=4, cores=2, random_seed=3, **QUIET,
-            step=(step := SGHMC(batch_size=200, compile_kwargs=C)),
+            step=(step := SGHMC(batch_size=200, gradient=kind, compile_kwargs=C)),
         )  # fmt: skip
     assert step.tuner.setup.coordinates.ndim == (2 if few == 1000 else 3)
+    order = idata.sample_stats["gradient_order"].to_numpy()
+    assert (order == (2 if kind == "auto" else 1)).all()
     # by quadrature over log τ: all else is Gaussian
     y = model.rvs_to_values[model["y"]].data
     means = np.bincount(GROUP, y) / SIZES

@@ -25,6 +25,7 @@ from pymc_sghmc.tuning.budget import MAX_LEARNING_RATE, ChainTuning, critical_fr
 from pymc_sghmc.tuning.law import Rule
 from pymc_sghmc.tuning.noise_estimates import GivenNoise, TunedNoise
 from pymc_sghmc.tuning.settings import Settings
+from pymc_sghmc.tuning.setup import set_up
 from pymc_sghmc.tuning.tuner import MAX_DIVERGENCES, Tuner
 
 N_ROWS, BATCH_SIZE, D = 400, 20, 2
@@ -391,6 +392,27 @@ def test_a_centre_where_nothing_is_finite_is_not_taken():
     )
     assert tuner.setup is before and state is not None and tuning.setup_from[1] is None
     np.testing.assert_array_equal(tuner.gradients[1].anchor.centre, before.centre.position)
+
+
+@pytest.mark.parametrize(("far_limit", "is_taken"), [(0.03, True), (0.02, False)])
+def test_a_centre_around_which_steps_would_be_far_shorter_is_not_taken(
+    far_limit, is_taken, monkeypatch
+):
+    tuner = tuner_of()
+    tuning, _ = begun(tuner)
+    before = tuner.setups.current = tuner.setup._replace(far_limit=0.1)
+    anchor = tuner.gradients[1].anchor
+
+    def stiff(*args, **kwargs):
+        return set_up(*args, **kwargs)._replace(far_limit=far_limit)
+
+    monkeypatch.setattr(setups, "set_up", stiff)
+    mean = before.centre.position + 5 * before.centre.factor @ np.array([0.8, -0.6])
+    tuning, state = measure(tuner, tuning, 32, mean=mean)[-1]
+    assert (tuner.setup is not before) == (state is None) == is_taken
+    assert (tuning.setup_from[1] is None) == (not is_taken)
+    assert tuning.setup_from is tuner.setups.made_from
+    assert (tuner.gradients[1].anchor is anchor) == (not is_taken)
 
 
 def test_number_of_divergences_outlives_a_moved_centre():

@@ -149,6 +149,14 @@ def test_noise_is_averaged_with_weights_growing_as_the_cube():
     assert tuning.n_measured == 40
 
 
+def test_of_thousands_of_directions_only_the_mean_is_learnt():
+    rng = np.random.default_rng(1)
+    known, tuning, free = rng.random(5), tuning_of(noise=np.ones(5)), tuning_of(noise=np.ones(5))
+    for noise in 10 * rng.random((30, 5)):
+        tuning, free = tuning.with_noise(noise, known), free.with_noise(noise)
+    np.testing.assert_allclose(tuning.noise, known * free.noise.mean() / known.mean(), rtol=1e-12)
+
+
 def limit_after(temperatures, tolerance=0.05, learning_rate=None):
     tuning = tuning_of(learning_rate=learning_rate)
     limits = []
