@@ -33,15 +33,24 @@ class Centring:
         λ in use.
     is_free : bool
         Whether they are still to be chosen.
+    fitted : array or None
+        Mean of the Gaussian that they were chosen by, in the model's own coordinates.
     """
 
     def __init__(self, found, unknowns, point):
         self.places = {one.value.name: unknowns.places[one.value.name] for one in found}
         sizes = [place.stop - place.start for place in self.places.values()]
         self.as_written = np.repeat([one.written for one in found], sizes)
-        self.weights, self.is_free = self.as_written, True
+        self.weights, self.is_free, self.fitted = self.as_written, True, None
         self._found, self._unknowns, self._point = found, unknowns, point
         self._to_model = self._from_model = None
+
+    def of_effects(self, values):
+        """Return numbers of all unknowns, NaN where one is no effect."""
+        found = np.full(len(values), np.nan)
+        for place in self.places.values():
+            found[place] = values[place]
+        return found
 
     def write(self, graphs, compiled) -> tuple:
         """Write the log-density's parts, the prior first, in these coordinates.

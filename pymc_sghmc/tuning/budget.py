@@ -82,9 +82,8 @@ def smallest_friction(bias, budget, lower) -> float:
 def worst_noise(tuning) -> float:
     """Noise in the noisiest direction; of thousands, each measured roughly, it is their mean.
 
-    The largest of thousands of rough numbers says more of their errors, and directions that are noisier
-    than twice the mean have got shorter scales when the centre was set up. Of second-order control variates
-    the noise is known exactly.
+    The largest of thousands of rough numbers says more of their errors, and directions noisier than
+    twice the mean got shorter scales in the set-up. That of second order is known exactly.
     """
     is_rough = tuning.order < 2 and tuning.noise.size > MANY
     return float(tuning.noise.mean() if is_rough else tuning.noise.max())
@@ -110,28 +109,29 @@ class ChainTuning(NamedTuple):
     rows: int | None = None  # in a minibatch, where their number is chosen
     setup_from: tuple | None = None  # start, scale and other unknowns of the set-up
     draws: BatchMeans | None = None  # of the later half of the tuning draws
-    stretch: float = (
-        1.0  # of the inner steps in a draw, by how much draws resemble their neighbours
-    )
+    stretch: float = 1.0  # of the inner steps in a draw, where draws resemble their neighbours
 
     def with_noise(self, noise, known=None):
         """Take in V̂ of one more draw, unless it overflows on the way from the start.
 
-        With ``known``, what all rows told of it, only the mean over all directions is learnt.
+        With ``known``, what all rows told of it, only the mean over its directions is learnt; where
+        that is NaN, each on its own.
         """
         if not np.isfinite(noise).all():
             return self
         n = self.n_measured + 1
         noise = self.noise + (noise - self.noise) * 4 / (n + 3)
         if known is not None:
-            noise = known * (noise.mean() / (known.mean() or 1.0))
+            of_all = np.isfinite(known)
+            level = noise[of_all].mean() / (known[of_all].mean() or 1.0)
+            noise = np.where(of_all, known * level, noise)
         return self._replace(n_measured=n, noise=noise)
 
     def with_temperature(self, temperature, tolerance, stiffness):
         """Take in one draw's; half the learning rate is the limit where their mean is too hot.
 
-        Judged after 32, 64, 128, … draws by the later half and its error from eight batches, so
-        that the way from the start and chance don't count.
+        Judged after 32, 64, … draws by the later half and its error from eight batches, so that the way
+        from the start and chance don't count.
         """
         self.temperatures.append(temperature)
         n, limit = len(self.temperatures), self.limit

@@ -66,10 +66,9 @@ def find_centre(
     x, widen = np.array(start, dtype=float), np.inf if factor is None else WIDEN
     mass = None
     if optimise and passes.density.centring is not None:  # the mode isn't where effects' mass is
-        blocks = list(passes.density.centring.places.values())
-        mass = centre_of_mass(counted, x) if dense else low_rank_mass(counted, x, blocks)
+        mass = centre_of_mass(counted, x) if dense else _low_rank_mass(counted, x)
         if mass is not None and (not dense or mass.is_near):
-            return Centre(*mass[:2], counted.passes)
+            return Centre(mass.position, mass.factor, counted.passes, mass.is_near)
     if optimise:
         # Where a start is symmetric, as that of a neural network with zero weights, no gradient
         # leads away from it.
@@ -121,6 +120,14 @@ def near(centre, rng, scale):
     """Draw from the Gaussian at the centre, wider by ``scale``."""
     z = scale * rng.standard_normal(centre.position.size)
     return centre.position + Coordinates(centre.factor).to_theta(z)
+
+
+def _low_rank_mass(counted, start):
+    """Fit a Gaussian to thousands of effects, from where the fit of λ ended if there was one."""
+    density = counted.over.density
+    if (fitted := density.centring.fitted) is not None:
+        start = density.from_model(fitted).astype(float)
+    return low_rank_mass(counted, start, list(density.centring.places.values()))
 
 
 def _climb(counted, x, factor, subset, maxiter):

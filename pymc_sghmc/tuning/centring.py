@@ -48,6 +48,7 @@ def _chosen(gradient, start):
     fit = mean_field(counted, density.from_model(start).astype(float))
     if fit is None:
         return centring.as_written
+    centring.fitted = density.to_model(fit[0])
     ratios, below = _ratios(counted, *fit, centring.places.values())
     found = ratios / (1 + ratios)
     if start.size > MAX_DENSE:

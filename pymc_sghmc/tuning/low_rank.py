@@ -11,17 +11,18 @@ from scipy.sparse.linalg import eigsh
 
 from pymc_sghmc.gradients.coordinates import Coordinates, low_rank
 from pymc_sghmc.tuning.curvature import first_vector, operator_of
-from pymc_sghmc.tuning.mass import FLAT, NEAR, draws_and_shares, mean_field, nearer
+from pymc_sghmc.tuning.mass import FLAT, NEAR, Mass, draws_and_shares, mean_field, nearer
 
 __all__ = ["low_rank_mass"]
 
 N_DIRECTIONS = 12  # of the least and of the largest curvature
 ROUNDS = 3
+ASTRAY = 1.0  # sds that the last step may be long where the search has ended
 STEP = 1e-3  # of differences of gradients, in standard deviations
 FEW = 64  # entries of an unknown whose curvatures are taken one by one
 
 
-def low_rank_mass(counted, start, blocks) -> tuple | None:
+def low_rank_mass(counted, start, blocks) -> Mass | None:
     """Mean and factor of a Gaussian near the posterior, from ``start``; None where there is none.
 
     Parameters
@@ -39,13 +40,13 @@ def low_rank_mass(counted, start, blocks) -> tuple | None:
     for _ in range(ROUNDS):
         factor = _rescaled(counted, shares, m, factor, z, blocks)
         if factor is None:
-            return fit
+            return Mass(*fit, False)
         m, moved = nearer(counted, counted.subset, m, factor, z)
         if not NEAR <= moved < np.inf:
             break
     if counted.subset is not None:
         m, moved = nearer(counted, None, m, factor, z)
-    return m, factor
+    return Mass(m, factor, bool(moved < ASTRAY))
 
 
 def _rescaled(counted, shares, m, factor, z, blocks):

@@ -14,7 +14,7 @@ from pymc_sghmc.tuning.curvature import MAX_DENSE
 __all__ = ["N_EXACT", "N_SIGNED", "noise_around", "noise_over_rows", "second_order_noise"]
 
 N_PROBES = 20  # points near the centre at which the noise is measured, and ...
-N_SIGNED = 32  # ... with random signs, over all rows
+N_SIGNED = 64  # ... with random signs, over all rows
 N_EXACT = 4  # points at each distance at which second-order noise is summed over all rows, and ...
 FAR_ENOUGH = 2.0  # times 1 and 2 sds, in any one of thousands of directions
 N_GROWTH = 2  # ... at which all rows tell how much the curvature changes

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pymc_sghmc.tuning.budget import choose, worst_noise
+from pymc_sghmc.tuning.budget import MANY, choose, worst_noise
 
 __all__ = ["Settings"]
 
@@ -45,8 +45,11 @@ class Settings:
     def chosen(self, tuning, setup):
         """Choose those that are free by what is known of the noise; return the tuning with them."""
         noise = worst_noise(tuning) / (self.temperature or 1.0)
-        # second-order noise grows fast with the distance: none of it counts as taken out
-        left_in = 1.0 if tuning.order == 2 else self.noise.left_in
+        left_in = self.noise.left_in
+        if tuning.order == 2:  # grows fast with the distance: none of it counts as taken out
+            left_in = 1.0
+        elif tuning.order and tuning.noise.size > MANY:  # each of them is known within a third
+            left_in = min(2 * left_in, 1.0)
         return choose(
             self.rule,
             tuning,

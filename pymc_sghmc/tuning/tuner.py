@@ -161,9 +161,10 @@ class Tuner:
             None where the coordinates are new.
         """
         if not self.gradient.is_exact and tuning.order < 2:  # of second order it is known exactly
-            many = tuning.order and tuning.noise.size > MANY
-            known = self.setup.noise.first_order if many else None
-            tuning = tuning.with_noise(target.noise_covariance(state.position, rng), known)
+            noise, known = target.noise_covariance(state.position, rng), None
+            if tuning.order and noise.size > MANY and self.gradient.density.centring is not None:
+                known = self.gradient.density.centring.of_effects(self.setup.noise.first_order)
+            tuning = tuning.with_noise(noise, known)
         relative = temperature / (self.settings.temperature or 1.0)
         tuning = tuning.with_temperature(relative, self.settings.target_bias, self.setup.stiffness)
         if n_tuned < 8 or n_tuned & (n_tuned - 1):

@@ -96,6 +96,8 @@ def errors(name, draws):
         pairs = [(draws[k], known[f"{name}/{k}/mean"], known[f"{name}/{k}/sd"]) for k in keys]
     if not pairs:
         return {}
+    moving = [sd > 1e-6 for _, _, sd in pairs]  # the diagonal of a correlation matrix doesn't
+    pairs = [(x[..., k], m[k], sd[k]) for (x, m, sd), k in zip(pairs, moving, strict=True)]
     means = np.concatenate([np.abs(x.mean(axis=(0, 1)) - m) / sd for x, m, sd in pairs])
     sds = np.concatenate([x.std(axis=(0, 1)) / sd - 1 for x, _, sd in pairs])
     return {
