@@ -15,6 +15,7 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.jumps import jumping_unknowns
 from pymc_sghmc.step.explain import suspects
+from pymc_sghmc.tuning.budget import MANY
 
 __all__ = [
     "change",
@@ -120,6 +121,11 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
         _log.info(
             f"{sampler}: two standard deviations from the centre second-order control variates would "
             "be too noisy with so few rows; those of first order take their place."
+        )
+    if tuning.order == 1 and d > MANY and tuner.gradient.density.centring is not None:
+        _log.info(
+            f"{sampler}: of so many unknowns the standard deviations of single ones may be off by a "
+            "tenth, as their noise isn't known well. A larger batch_size makes it less."
         )
     if not tuner.setup.centre.is_mode:
         _log.warning(
