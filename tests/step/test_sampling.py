@@ -247,6 +247,11 @@ def test_mixes_with_nuts_slice_metropolis_and_itself():
         assert abs(x.mean() - mean) < 5 * float(np.squeeze(az.mcse(x))), name
     means, errors = configurational_temperature(idata)
     assert means.shape == errors.shape == (2,)
+    made = idata.sample_stats["inner_steps"].to_numpy()
+    assert made.shape == (2, 300, 2) and (made[..., 1] == 5).all()
+    # PyMC's name for the tree sizes of NUTS, which nothing of ours may hide
+    leapfrogs = idata.sample_stats["n_steps"].to_numpy()
+    assert leapfrogs.shape == (2, 300) and len(np.unique(leapfrogs)) > 1
 
 
 def test_blocked_false_makes_one_step_per_unknown():
