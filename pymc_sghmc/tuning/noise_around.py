@@ -11,10 +11,19 @@ from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE, MAX_LEARNING_RATE
 from pymc_sghmc.tuning.centre import near
 from pymc_sghmc.tuning.curvature import MAX_DENSE
 
-__all__ = ["N_EXACT", "N_SIGNED", "noise_around", "noise_over_rows", "second_order_noise"]
+__all__ = [
+    "N_EXACT",
+    "N_SIGNED",
+    "is_over_rows",
+    "known_of_effects",
+    "noise_around",
+    "noise_over_rows",
+    "second_order_noise",
+]
 
 N_PROBES = 20  # points near the centre at which the noise is measured, and ...
 N_SIGNED = 64  # ... with random signs, over all rows
+MOST_ROWS = 300_000  # of which that is done
 N_EXACT = 4  # points at each distance at which second-order noise is summed over all rows, and ...
 FAR_ENOUGH = 2.0  # times 1 and 2 sds, in any one of thousands of directions
 N_GROWTH = 2  # ... at which all rows tell how much the curvature changes
@@ -32,6 +41,23 @@ def noise_around(gradient, centre, coordinates, temperature):
         position = position.astype(gradient.density.dtype)
         total += noise_covariance(gradient, coordinates, position, rng)
     return _finite(total / N_PROBES)
+
+
+def is_over_rows(first) -> bool:
+    """Whether noise is summed over all rows: of effects by the thousand, where that doesn't take long.
+
+    Many of them are known to few rows, which minibatches hardly meet.
+    """
+    density, rows = first.density, sum(first.data.n_rows)
+    by_thousand = density.centring is not None and density.d > MAX_DENSE
+    return by_thousand and first.order.independent and rows <= MOST_ROWS
+
+
+def known_of_effects(first, noise):
+    """Return what all rows told of effects' noise, NaN for others; None where they weren't asked."""
+    if first is None or not is_over_rows(first):
+        return None
+    return first.density.centring.of_effects(noise)
 
 
 def noise_over_rows(first, centre, coordinates, temperature):

@@ -20,6 +20,7 @@ from pymc_sghmc.tuning.curvature import MAX_DENSE, extreme_curvatures
 from pymc_sghmc.tuning.noise_around import (
     N_EXACT,
     N_SIGNED,
+    is_over_rows,
     noise_around,
     noise_over_rows,
     second_order_noise,
@@ -125,8 +126,7 @@ def set_up(
     of_first = None
     if first is not None and second is None:
         passes += first.set_centre(centre.position, centre.factor)
-        # of thousands of effects many are known to few rows, which minibatches hardly meet
-        over_rows = not dense and first.anchor.order.independent
+        over_rows = is_over_rows(first)
         measure = noise_over_rows if over_rows else noise_around
         of_first = measure(first, centre, Coordinates(factor), temperature)
         passes += 3 * N_SIGNED * over_rows

@@ -2,8 +2,8 @@
 
 What a chain does, in order: centre, coordinates and noise from the starting point (`setup`, shared
 by all chains from there), a start near the centre, settings from the bias budget (`budget`), and
-while tuning, after 8, 16, 32, … draws, all of this again from what the chain has measured. What a
-chain has found is its `ChainTuning`, which each method takes and returns anew. No formula of a sampler.
+while tuning, after 8, 16, 32, … draws, all of this again from what the chain has measured, which
+is its `ChainTuning`: each method takes one and returns it anew. No formula of a sampler.
 """
 
 import math
@@ -13,8 +13,9 @@ import numpy as np
 from pymc_sghmc.faults import NonFinite
 from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
 from pymc_sghmc.gradients.target import Target
-from pymc_sghmc.tuning.budget import MANY, ChainTuning, score
+from pymc_sghmc.tuning.budget import ChainTuning, score
 from pymc_sghmc.tuning.centring import choose_centring
+from pymc_sghmc.tuning.noise_around import known_of_effects
 from pymc_sghmc.tuning.options import options
 from pymc_sghmc.tuning.setups import Setups
 
@@ -161,10 +162,9 @@ class Tuner:
             None where the coordinates are new.
         """
         if not self.gradient.is_exact and tuning.order < 2:  # of second order it is known exactly
-            noise, known = target.noise_covariance(state.position, rng), None
-            if tuning.order and noise.size > MANY and self.gradient.density.centring is not None:
-                known = self.gradient.density.centring.of_effects(self.setup.noise.first_order)
-            tuning = tuning.with_noise(noise, known)
+            first = self.gradients[1] if tuning.order else None
+            known = known_of_effects(first, self.setup.noise.first_order)
+            tuning = tuning.with_noise(target.noise_covariance(state.position, rng), known)
         relative = temperature / (self.settings.temperature or 1.0)
         tuning = tuning.with_temperature(relative, self.settings.target_bias, self.setup.stiffness)
         if n_tuned < 8 or n_tuned & (n_tuned - 1):
