@@ -10,6 +10,7 @@ from pymc_sghmc import diagnostics, loaders, schedules
 from pymc_sghmc.exact.gamma_gibbs import GammaGibbs
 from pymc_sghmc.exact.hmc_bfgs import HMCBFGS
 from pymc_sghmc.exact.qnhmc import QNHMC
+from pymc_sghmc.runs.recovery import recover_effects
 from pymc_sghmc.runs.resume import resume
 from pymc_sghmc.samplers.sghmc import SGHMC
 from pymc_sghmc.samplers.sgld import SGLD
@@ -26,6 +27,7 @@ __all__ = [
     "GammaGibbs",
     "diagnostics",
     "loaders",
+    "recover_effects",
     "resume",
     "schedules",
 ]

@@ -19,9 +19,11 @@ __all__ = [
     "continuous_variables",
     "is_number",
     "is_whole",
+    "names",
     "positive_root",
     "quoted",
     "starting_point",
+    "true_or_false",
     "unconstrained_point",
     "whole_steps",
 ]
@@ -86,6 +88,24 @@ def is_number(value) -> bool:
 def is_whole(value) -> bool:
     """Whether ``value`` is one whole number, of Python's or NumPy's, and no bool."""
     return is_number(value) and np.asarray(value).dtype.kind in "iu"
+
+
+def true_or_false(name, value) -> bool:
+    """Check an argument that is one of the two."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}={value!r}: must be True or False.")
+    return bool(value)
+
+
+def names(name, value) -> tuple:
+    """Check names of unknowns, or variables that have them: one, several or None."""
+    if value is None:
+        return ()
+    given = [value] if isinstance(value, str) or hasattr(value, "owner") else list(value)
+    found = tuple(dict.fromkeys(getattr(one, "name", one) for one in given))
+    if not all(isinstance(one, str) for one in found):
+        raise ValueError(f'{name}={value!r}: must be names of unknowns, such as ["u"].')
+    return found
 
 
 def whole_steps(name, value, unit="inner steps") -> int:

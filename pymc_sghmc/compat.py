@@ -16,6 +16,7 @@ import xarray as xr
 
 from pymc.step_methods.compound import BlockedStep
 from pymc.util import get_random_generator
+from pytensor.tensor.subtensor import indices_from_subtensor
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
 try:  # PyTensor 3 (PyMC 6). With PyMC 5's end, keep this line alone.
@@ -41,6 +42,7 @@ __all__ = [
     "SymbolicOp",
     "add_end_of_run_check",
     "ancestors",
+    "index_entries",
     "indexes_leading_axes",
     "inference_data",
     "is_row_selection",
@@ -167,6 +169,25 @@ def indexes_leading_axes(node) -> bool:
     """
     plain = tuple(range(len(node.inputs) - 1))
     return tuple(getattr(node.op, "idx_list", plain)) == plain
+
+
+def index_entries(node):
+    """Entries of the index of an ``AdvancedSubtensor``, variables and slices; None of other nodes.
+
+    Slices are inputs in PyTensor 2. With PyMC 5's end, keep the first two lines and the last.
+    """
+    if type(node.op).__name__ not in ("AdvancedSubtensor1", "AdvancedSubtensor"):
+        return None
+    if hasattr(node.op, "idx_list") and node.op.idx_list is not None:
+        return list(indices_from_subtensor(node.inputs[1:], node.op.idx_list))
+    entries = []
+    for entry in node.inputs[1:]:
+        if not hasattr(entry.type, "ndim"):
+            entry = getattr(entry, "data", None)
+            if entry != slice(None):
+                return None
+        entries.append(entry)
+    return entries
 
 
 def toposort(outputs, leaves):

@@ -162,7 +162,7 @@ def _with_row_terms(density, data):
     None where the likelihood can't be cut that way, where it would take up much more memory, or
     where other steps move it at each draw.
     """
-    if density.likelihood_needs_others:
+    if density.likelihood_needs_others or density.marginal is not None:
         return None
     graph, variables = density.graph, density.graph.variables
     batches = [group.batches for group in graph.groups]

@@ -17,6 +17,8 @@ from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.compat import ancestors
 from pymc_sghmc.gradients.centring import Centring
+from pymc_sghmc.gradients.group_effects import GroupEffects
+from pymc_sghmc.gradients.units import marginal
 from pymc_sghmc.loops.backends import shared_values
 from pymc_sghmc.models.contract import minibatch_log_density
 from pymc_sghmc.models.effects import effects
@@ -66,6 +68,8 @@ class LogDensity:
     may_centre : bool, default False
         Whether positions may be in other coordinates than the model's, see `Centring`: where
         there are rows to tell which.
+    effects_of_groups : list of Effect
+        Unknowns that are integrated out, group by group, see `Marginal`.
     """
 
     def __init__(
@@ -78,70 +82,68 @@ class LogDensity:
         data=None,
         n_rows=None,
         may_centre=False,
+        effects_of_groups=(),
     ):
         data, variables = data or {}, list(unknowns.variables)
         lengths = {name: n_rows or len(array) for name, array in data.items()}
-        rest, groups = minibatch_log_density(model, batch_size, point, lengths)
+        without = tuple(effect.rv for effect in effects_of_groups)
+        rest, groups = minibatch_log_density(model, batch_size, point, lengths, without)
         sources = [source for group in groups for source in group.full_data]
         self.sources = [data.get(source.name, source) for source in sources]
-        arrays = [
-            _input_like(source, held.dtype, f"data_{i}")
-            for i, (source, held) in enumerate(zip(sources, self.sources, strict=True))
-        ]
+        held = enumerate(zip(sources, self.sources, strict=True))
+        arrays = [_input_like(source, array.dtype, f"data_{i}") for i, (source, array) in held]
         rows = [pt.lvector(f"rows_{i}") for i in range(len(groups))]
-        batches = [(batch, idx) for g, idx in zip(groups, rows, strict=True) for batch in g.batches]
-        gathered = {
-            batch: array[idx].astype(batch.dtype)
-            for (batch, idx), array in zip(batches, arrays, strict=True)
-        }
         # The prior and each row have weights: 1 and N/n, or others for parts of the whole.
-        terms = [group.log_likelihood for group in groups]
+        terms, numbers, self.marginal = [group.log_likelihood for group in groups], list(rows), None
+        if effects_of_groups:
+            of_model = groups, rest, self.sources, point, unknowns.d
+            self.marginal = marginal(model, effects_of_groups, *of_model)
+            k = self.marginal.place
+            terms[k] = self.marginal.term(rows[k])
+            numbers[k] = self.marginal.row_numbers(rows[k])
+        batches = [(batch, i) for g, i in zip(groups, numbers, strict=True) for batch in g.batches]
+        taken = zip(batches, arrays, strict=True)
+        gathered = {batch: array[idx].astype(batch.dtype) for (batch, idx), array in taken}
         self.compile_kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
         found = effects(model, terms, unknowns) if may_centre and groups else []
         self.centring, weights = Centring(found, unknowns, point) if found else None, []
+        held = self.marginal.held if self.marginal else {}
         if found:
-            written = self.centring.write([rest, *terms], self.compiled)
-            (rest, *terms), variables, *weights = written
+            graphs = [rest, *terms, *held.values()]
+            (rest, *graphs), variables, *weights = self.centring.write(graphs, self.compiled)
+            terms, held = graphs[: len(terms)], dict(zip(held, graphs[len(terms) :], strict=True))
         prior_weight = pt.scalar("prior_weight")
         row_weights = [pt.vector(f"row_weights_{i}") for i in range(len(groups))]
         weighted = [(w * rows).sum() for w, rows in zip(row_weights, terms, strict=True)]
         logp = pt.add(prior_weight * rest, *weighted)
 
-        given = [v for v in model.value_vars if v not in set(unknowns.variables)]
+        own = {*unknowns.variables, *(effect.value for effect in effects_of_groups)}
+        given = [v for v in model.value_vars if v not in own]
         self.given_types = [(v.name, v.dtype) for v in given]
         needed = set(ancestors(terms))
         self.needed_by_likelihood = [v.name for v in given if v in needed]
         self.conditional = [v.name for v in conditional_unknowns(logp, variables)]
 
         outputs = [logp, _gradient(logp, variables), *terms]
-        if gathered:
-            outputs = clone_replace(outputs, gathered, rebuild_strict=False)
-        (logp, gradient, *by_row), position = join_nonshared_inputs(point, outputs, variables)
+        for new in (held, gathered):
+            outputs = clone_replace(outputs, new, rebuild_strict=False) if new else outputs
+        outputs, position = join_nonshared_inputs(point, outputs, variables)
+        if self.marginal:
+            shift = {self.marginal.shift: self.marginal.shift_from(position)}
+            outputs = clone_replace(outputs, shift, rebuild_strict=False)
+        logp, gradient, *by_row = outputs
         gradient = gradient.astype(position.dtype)
         self.d, self.dtype = unknowns.d, unknowns.dtype
         self.weights_dtype = np.dtype(prior_weight.dtype)
-        given += weights
-        self.graph = Graph(
-            groups,
-            point,
-            position,
-            prior_weight,
-            row_weights,
-            rows,
-            arrays,
-            given,
-            variables,
-            logp,
-            gradient,
-            by_row,
-            rest,
-            terms,
-            gathered,
-        )
+        given += [*weights, *(self.marginal.inputs if self.marginal else ())]
+        weighing = position, prior_weight, row_weights
+        inputs = rows, arrays, given, variables
+        outputs = logp, gradient, by_row, rest, terms
+        self.graph = Graph(groups, point, *weighing, *inputs, *outputs, gathered)
         inputs = [position, prior_weight, *row_weights, *rows, *arrays, *given]
         self.function, self._n_inputs = self.compiled(inputs, [logp, gradient]), len(inputs)
-        self.given = ()
         self.condition_on(point)
+        self.group_effects = GroupEffects(self, unknowns.variables) if self.marginal else None
 
     def compiled(self, inputs, outputs):
         """Compile more of the graph in the same way; inputs are trusted to have their types."""
@@ -174,12 +176,29 @@ class LogDensity:
         """Hold the unknowns that other steps sample at their values in ``point``."""
         # copies: in workers PyMC changes the arrays of a point in place
         given = (np.array(point[name], dtype=dtype) for name, dtype in self.given_types)
-        self.given = (*given, *([self.centring.weights] if self.centring else []))
+        self._give(given)
+
+    def _give(self, given):
+        weights = () if self.centring is None else (self.centring.weights,)
+        self.given = (*given, *weights, *(() if self.marginal is None else self.marginal.values))
 
     def set_centring(self, weights) -> None:
         """Let positions be in the coordinates with these λ, see `Centring`."""
         self.centring.weights = weights
-        self.given = (*self.given[: len(self.given_types)], weights)
+        self._give(self.given[: len(self.given_types)])
+
+    def place_nodes(self, data, position, factor=None) -> None:
+        """Let nodes of quadrature lie where effects of groups are given a position.
+
+        With a ``factor``, L with LLᵀ near the posterior covariance, they follow what moves from there.
+        """
+        tables = self.group_effects.place(self, data, position, factor)
+        self.set_nodes(self.marginal.n_nodes, tables)
+
+    def set_nodes(self, n_nodes, tables=None) -> None:
+        """Let quadrature have so many nodes, around these pseudo-observations: see `Marginal`."""
+        self.marginal.use(n_nodes, tables)
+        self._give(self.given[: len(self.given_types)])
 
     def to_model(self, position):
         """Return what a position is in the model's own coordinates."""

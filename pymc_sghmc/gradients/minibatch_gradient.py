@@ -20,6 +20,7 @@ from pymc_sghmc.rows.data import InMemory
 from pymc_sghmc.rows.epochs import Epochs
 from pymc_sghmc.rows.orders import WithReplacement
 from pymc_sghmc.rows.sources import Source, given_arrays
+from pymc_sghmc.rows.units import GroupsInMemory
 from pymc_sghmc.rows.windows import Streamed, Windows
 
 __all__ = ["MinibatchGradient", "minibatch_gradient"]
@@ -97,6 +98,7 @@ def minibatch_gradient(
     data=None,
     replace=True,
     may_centre=False,
+    effects_of_groups=(),
 ) -> MinibatchGradient:
     """Make the gradient from the model's own rows, or from arrays or a loader given as ``data``.
 
@@ -109,14 +111,21 @@ def minibatch_gradient(
         As documented by the samplers.
     initial_point : dict, optional
         A point of the model; default: its own.
+    may_centre, effects_of_groups
+        As of `LogDensity`.
     """
-    if not isinstance(replace, bool | np.bool_):
-        raise ValueError(f"replace={replace!r}: must be True or False.")
     if data is not None and batch_size is None:
         raise ValueError("data= holds rows for minibatches: pass a batch_size, too.")
     point = model.initial_point() if initial_point is None else initial_point
     make = partial(
-        LogDensity, model, unknowns, batch_size, point, compile_kwargs, may_centre=may_centre
+        LogDensity,
+        model,
+        unknowns,
+        batch_size,
+        point,
+        compile_kwargs,
+        may_centre=may_centre,
+        effects_of_groups=effects_of_groups,
     )
     if data is not None and not isinstance(data, Mapping):
         source = Source(data, model)
@@ -126,5 +135,10 @@ def minibatch_gradient(
         return MinibatchGradient(density, streamed, Windows(streamed))
     density = make(None if data is None else given_arrays(model, data))
     place = partial(resident, density.function)
-    rows = InMemory(density.graph.groups, density.sources, density.weights_dtype, place)
+    of_rows = density.graph.groups, density.sources, density.weights_dtype, place
+    if (marginal := density.marginal) is not None:
+        width = len(marginal.values[-1])
+        rows = GroupsInMemory(*of_rows, marginal.place, marginal.counts, width)
+    else:
+        rows = InMemory(*of_rows)
     return MinibatchGradient(density, rows, (WithReplacement if replace else Epochs)(rows))

@@ -12,6 +12,7 @@ from pytensor.sparse import CSR, dot
 
 from pymc_sghmc.gradients.around_centre import AroundCentre
 from pymc_sghmc.gradients.expansion import expand, fits, is_right, noise_at
+from pymc_sghmc.gradients.group_expansion import group_expansion
 from pymc_sghmc.gradients.jacobians import Full, sparse
 from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
 from pymc_sghmc.loops.backends import is_jax
@@ -152,6 +153,8 @@ def second_order(gradient) -> SecondOrder | str:
         return "rows are drawn without replacement"
     if density.likelihood_needs_others:
         return "the likelihood depends on unknowns of other steps"
+    if density.marginal is not None:
+        return group_expansion(gradient)
     graph = density.graph
     batches = [group.batches for group in graph.groups]
     slopes = row_slopes(graph.terms, graph.variables, batches, graph.point)

@@ -59,7 +59,7 @@ class Group:
         return by_row[0] if len(by_row) == 1 else pt.add(*by_row)
 
 
-def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=None) -> tuple:
+def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=None, without=()):
     """Split the model's log-density into what minibatches estimate and the rest.
 
     Parameters
@@ -67,14 +67,14 @@ def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=No
     model : pm.Model
         Never changed.
     batch_size : int, dict of {str: int} or "auto", optional
-        Rows in a minibatch; where there are no more of them, all. "auto": so many as a search begins with.
-        A dict names each group of rows by an observed variable, a data container or the leading
-        dim. ``None``: the batches of ``pm.Minibatch`` where the model
-        has one, else all data at every step.
+        Rows in a minibatch; at most all. "auto": so many as a search begins with. A dict names each group of rows by an observed variable, a data container or the leading
+        dim. ``None``: the batches of ``pm.Minibatch`` where the model has one, else all data.
     initial_point : dict, optional
         Values near which the independence of the rows is checked.
     lengths : dict of {str: int}, optional
-        Number of rows of the data that will take the place of what these ``pm.Data`` hold.
+        Number of rows of the data that will take the place of these ``pm.Data``.
+    without : tuple of TensorVariable
+        Unknowns whose priors are left out.
 
     Returns
     -------
@@ -88,7 +88,7 @@ def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=No
     ValueError
         If the data can't be cut into independent rows, or ``batch_size`` doesn't fit them.
     """
-    variables = density_variables(model)
+    variables = [v for v in density_variables(model) if v not in without]
     factors = dict(zip(variables, model.logp(vars=variables, sum=False), strict=True))
     minibatches = minibatch_outputs(factors.values())
     if lengths:

@@ -85,6 +85,10 @@ def _row_axis(node, found, axes):
         over = {int(i) % inputs[0].type.ndim for i in np.atleast_1d(op.axis)}
         lost = sum(i < axis for i in over) if isinstance(op, CAReduce) else 0
         return MIXED if axis in over else axis - lost
+    if isinstance(op, Blockwise) and isinstance(op.core_op, Dot):
+        ndim = out.type.ndim
+        places = {(ndim - 2, None): ndim - 2, (None, ndim - 1): ndim - 1}
+        return places.get(tuple(found), MIXED)
     if isinstance(op, Dot):
         ndim = inputs[0].type.ndim
         if found == [0, None] and ndim == 2:

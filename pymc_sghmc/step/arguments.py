@@ -12,7 +12,7 @@ import numpy as np
 
 from pymc.model import Model
 
-from pymc_sghmc.checks import checked_schedule, is_number, whole_steps
+from pymc_sghmc.checks import checked_schedule, is_number, names, true_or_false, whole_steps
 from pymc_sghmc.schedules import Schedule
 
 __all__ = [
@@ -145,6 +145,15 @@ class SharedArguments(TypedDict, total=False):
         0 is u/τ. "auto": λ = r/(1 + r) for each entry, r the curvature of its likelihood over that of its
         prior (Papaspiliopoulos et al. 2007; Gorinova et al. 2020); with a given learning rate and
         no ``preconditioner``, as ``None``: the model's own form. A dict names λ of unknowns.
+    marginalize : str, variable or list of them, default ()
+        Effects of groups to integrate out: unknowns with an entry for each group, of which a row sees
+        those of its own group alone, such as ``u[group]``. What is left is small and nearly Gaussian,
+        and minibatches draw groups with all of their rows, so that steps cost the same with ten
+        groups or a million. ``batch_size`` stays a number of rows, on average.
+    recover : bool, default True
+        Whether each recorded draw has the effects that were integrated out, drawn given all else:
+        a few evaluations of all rows for each draw. ``False``: NaN, and `recover_effects` draws them
+        for some draws afterwards.
     target_bias : float, default 0.05
         Relative bias of the variances that automatic settings may cost, by what is measured of the
         gradient's noise: 0.05 is 2.5 % of a standard deviation.
@@ -176,7 +185,7 @@ class SharedArguments(TypedDict, total=False):
     data: Annotated[
         Mapping[str, Any] | Iterable[Mapping[str, Any]] | None, Argument(None, is_compared=False)
     ]
-    replace: Annotated[bool, Argument(True)]
+    replace: Annotated[bool, Argument(True, true_or_false)]
     learning_rate: Annotated[Literal["auto"] | float | Schedule, Argument("auto", _learning_rate)]
     gradient: Annotated[
         Literal["auto", "plain", "control_variates", "second_order"], Argument("auto", _gradient)
@@ -185,6 +194,8 @@ class SharedArguments(TypedDict, total=False):
         Literal["auto", "diag", "dense"] | np.ndarray | None, Argument("auto")
     ]
     centring: Annotated[Literal["auto"] | Mapping[str, float] | None, Argument("auto", _centring)]
+    marginalize: Annotated[str | Iterable[str] | None, Argument((), names)]
+    recover: Annotated[bool, Argument(True, true_or_false)]
     target_bias: Annotated[float, Argument(0.05, _target_bias)]
     centre: Annotated[Mapping[str, Any] | None, Argument(None)]
     n_steps: Annotated[int | Literal["auto"], Argument("auto", _steps)]

@@ -29,6 +29,7 @@ __all__ = [
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
+LARGE = 20  # times the rows of a minibatch, in one group
 MANY_ROWS = 1000  # more aren't needed to see a jump
 FEW_DRAWS = 50  # of tuning, too few to measure by
 STACKLEVEL = 4  # a function here, the step's and the sampler's __init__, and who calls it
@@ -110,8 +111,13 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
     if tuner.gradient.density.centring is not None:
         found = tuner.gradient.density.centring.by_name().items()
         shape += f" ({', '.join(f'{name} centred by {w.mean():.2f}' for name, w in found)})"
-    if tuning.rows is not None:
-        kind += f" of {tuning.rows} rows"
+    marginal, n = tuner.gradient.density.marginal, tuning.rows
+    if n is not None:
+        kind += f" of {n} rows" if marginal is None else f" of {n} groups"
+    if marginal is not None:
+        shape += f", {', '.join(marginal.names)} integrated out of {marginal.n_units} groups"
+        shape += f" by {marginal.n_nodes} node{'s' * (marginal.n_nodes > 1)}"
+        _warn_of_large_groups(sampler, marginal, tuner.gradient.data)
     _log.info(
         f"{sampler}: {kind}, {shape} of {d} unknown{'s' * (d > 1)}, {settings}; "
         f"{100 * tuning.bias:.1f} % bias of variances predicted. Setting up took "
@@ -138,6 +144,18 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
 
 def _warning(text, n_updates):
     return SamplerWarning(WarningType.BAD_PARAMS, text, "warn", n_updates)
+
+
+def _warn_of_large_groups(sampler, marginal, data):
+    """Warn where a group is much larger than all groups of a minibatch usually are together."""
+    counts, n = marginal.counts, data.batch_sizes[marginal.place]
+    if n < counts.size and counts.max() > LARGE * n * counts.mean():
+        group = marginal.units.groups[counts.argmax()]
+        _log.warning(
+            f"{sampler}: group {group} of {', '.join(marginal.names)} has {counts.max()} of {counts.sum()} rows, "
+            "and a minibatch that draws it reads them all, which is right but slow. Leave its rows to an "
+            "intercept of their own, or sample all effects: without marginalize."
+        )
 
 
 def change(old, new, n_updates) -> SamplerWarning | None:

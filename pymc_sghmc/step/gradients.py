@@ -1,14 +1,17 @@
 """From a sampler's arguments to its gradients. Knows arguments and gradients, no chain."""
 
+import sys
+
 from pymc_sghmc.gradients.centring import not_an_effect
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
 from pymc_sghmc.gradients.second_order import second_order
+from pymc_sghmc.models.graphs import minibatch_outputs
 
 __all__ = ["gradients"]
 
 
-def gradients(model, unknowns, point, given, preconditioner) -> tuple:
+def gradients(model, unknowns, point, given, preconditioner, effects=()) -> tuple:
     """Return the plain gradient, and control variates of first and second order, or None for them.
 
     Parameters
@@ -21,18 +24,24 @@ def gradients(model, unknowns, point, given, preconditioner) -> tuple:
         Values of all shared arguments.
     preconditioner : "diag", "dense", "auto", array or None
         In use: with one that is given, settings have the unit of the model's own form.
+    effects : list of Effect
+        To be integrated out.
     """
     centring = given["centring"]
     may_centre = centring is not None and (isinstance(preconditioner, str) or centring != "auto")
+    rows = given["batch_size"]
+    if rows is None and effects and not minibatch_outputs([model.logp()]):
+        rows = sys.maxsize  # groups are cut out of all data, too
     plain = minibatch_gradient(
         model,
         unknowns,
-        given["batch_size"],
+        rows,
         point,
         given["compile_kwargs"],
         given["data"],
         given["replace"],
         may_centre,
+        effects,
     )
     _set_centring(plain.density, centring)
     kind = given["gradient"]
@@ -47,7 +56,7 @@ def gradients(model, unknowns, point, given, preconditioner) -> tuple:
         return plain, (None, None)
     # with a number of rows that somebody chose, "auto" is what it has always been; but with effects
     # what remains of the noise of first order makes steps short
-    may_be = not given_rows or plain.density.centring is not None
+    may_be = not given_rows or plain.density.centring is not None or effects
     wanted = kind == "second_order" or (kind == "auto" and may_be)
     second = second_order(plain) if wanted else None
     if isinstance(second, str):

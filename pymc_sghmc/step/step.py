@@ -28,6 +28,7 @@ from pymc_sghmc.step import cautions
 from pymc_sghmc.step.arguments import SharedArguments, checked, compared, schedule_of
 from pymc_sghmc.step.chain import Chain, StochasticGradientState
 from pymc_sghmc.step.draw import STATISTICS, Draw, DrawLoop
+from pymc_sghmc.step.effects import integrated_out, recovered
 from pymc_sghmc.step.explain import explanation, parting_words
 from pymc_sghmc.step.gradients import gradients
 from pymc_sghmc.step.progress import make_progressbar_update_functions, progressbar_config
@@ -84,17 +85,18 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         self.settings, self.blocked = compared(given) | own, given["blocked"]
         self.vars = continuous_variables(vars, model, name)
         point = starting_point(model, given["initial_point"])
-        self.unknowns = Unknowns(self.vars, point)
+        effects, left = integrated_out(model, given, point, self.vars)
+        self.unknowns = Unknowns(left, point)
         preconditioner = checked_preconditioner(given["preconditioner"], self.unknowns.d, schedule)
-        gradient, expansions = gradients(model, self.unknowns, point, given, preconditioner)
+        known = self.unknowns, point, given, preconditioner, effects
+        gradient, expansions = gradients(model, *known)
         initial = gradient.density.from_model(self.unknowns.ravel(point))
         if self.blocked:
             cautions.warn_of_other_steps(name, model, gradient.density, given["data"])
         if (centre := given["centre"]) is not None:
             own = self.unknowns.ravel(unconstrained_point(model, centre))
             centre = gradient.density.from_model(own)
-        # Compile for the types that will come, here and not in each worker.
-        gradient(initial, gradient.order.probe(np.random.default_rng(0)))
+        gradient(initial, gradient.order.probe(np.random.default_rng(0)))  # to compile it
         cautions.warn_of_jumps(name, gradient, self.unknowns, initial)
         settings = Settings(
             Rule(self.update, self.state_type),
@@ -141,6 +143,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         try:
             self.begin_chain(np.random.default_rng(0))
             self.step(self._point(self.tuner.initial, point))
+            recovered(self.tuner.gradient, self.tuner.initial, self.rng, self.settings)
         except SamplingError:
             pass  # pm.sample may start elsewhere; if not, the first draw says what is wrong
         finally:
@@ -203,7 +206,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         else:
             chain.n_kept += 1
         statistics["warning"] = cautions.notice(type(self).__name__, tuner, chain, position)
-        return self._point(position, point), [statistics]
+        effects = {} if self.tune else recovered(tuner.gradient, position, self.rng, self.settings)
+        return self._point(position, point) | effects, [statistics]
 
     def _point(self, position, point):
         """Return ``point`` with the values of a position."""

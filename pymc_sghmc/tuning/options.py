@@ -29,7 +29,7 @@ def options(setup, made_from, may_change, data=None) -> list[ChainTuning]:
     """
     plain, first, second = setup.noise
     # where no Gaussian is near, chains go where they seldom were, which short draws don't show
-    stretch = 1.0 if setup.centre.is_mode else MOST_STRETCH
+    stretch = 1.0 if setup.centre.is_mode and setup.is_near else MOST_STRETCH
     new = partial(ChainTuning, temperatures=[], setup_from=made_from, stretch=stretch)
     found = []
     if second is not None:

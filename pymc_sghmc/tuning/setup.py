@@ -25,6 +25,7 @@ from pymc_sghmc.tuning.noise_around import (
     noise_over_rows,
     second_order_noise,
 )
+from pymc_sghmc.tuning.walls import walls
 
 __all__ = ["MOST_FAR_NOISE", "Setup", "same_inputs", "set_up"]
 
@@ -61,6 +62,7 @@ class Setup(NamedTuple):
     passes: float  # over all data, with and without gradients
     noise: Noise
     far_limit: float = np.inf  # of the learning rate, by the curvature far out
+    is_near: bool = True  # whether far out it is like a Gaussian, where that was asked
 
 
 def set_up(
@@ -156,7 +158,11 @@ def set_up(
     far_limit = np.inf
     if kind is not None and gradient.density.centring is not None:
         far_limit = _far_limit(gradient.passes, centre, coordinates.factor)
-    return Setup(key, centre, coordinates, phi, *slopes, passes, noise, far_limit)
+    is_near = True
+    if kind is not None and gradient.density.marginal is not None and dense:
+        wall, is_near = walls(gradient.passes, centre)
+        far_limit = min(far_limit, wall)
+    return Setup(key, centre, coordinates, phi, *slopes, passes, noise, far_limit, is_near)
 
 
 def _extreme_curvatures(passes, centre, factor):

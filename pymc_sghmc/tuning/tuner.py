@@ -1,7 +1,6 @@
 """Settings that a step finds itself: before the first draw, and from its tuning draws.
 
-What a chain does, in order: centre, coordinates and noise from the starting point (`setup`, shared
-by all chains from there), a start near the centre, settings from the bias budget (`budget`), and
+What a chain does, in order: centre, coordinates and noise from the starting point (`setup`), a start near the centre, settings from the bias budget (`budget`), and
 while tuning, after 8, 16, 32, … draws, all of this again from what the chain has measured, which
 is its `ChainTuning`: each method takes one and returns it anew. No formula of a sampler.
 """
@@ -15,6 +14,7 @@ from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
 from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.tuning.budget import ChainTuning, score
 from pymc_sghmc.tuning.centring import choose_centring
+from pymc_sghmc.tuning.nodes import place_nodes
 from pymc_sghmc.tuning.noise_around import known_of_effects
 from pymc_sghmc.tuning.options import options
 from pymc_sghmc.tuning.setups import Setups
@@ -39,13 +39,13 @@ class Tuner:
     preconditioner : {"auto", "diag", "dense"}, array or None
         An array is M⁻¹.
     kind : {"auto", "plain", "control_variates", "second_order"}
-        Of gradient, as given.
+        As given.
     centre : array of shape (d,) or None
-        A point to use instead of the mode.
+        To use instead of the mode.
     initial : array of shape (d,)
         Where chains begin as a rule.
     finds_rows : bool, default False
-        Whether the number of rows in a minibatch is chosen, too.
+        Whether the number of rows is chosen, too.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Tuner:
         estimates = settings.noise.is_tuned and not gradient.is_exact
         self.is_tuned = settings.are_free or self.may_change or estimates
         needs = has_expansions, isinstance(preconditioner, str), self.is_tuned, self.finds_rows
-        self.needs_setup = any(needs)
+        self.needs_setup = any(needs) or gradient.density.marginal is not None
         self.setups = Setups(
             gradient,
             expansions,
@@ -106,7 +106,7 @@ class Tuner:
     def prepare(self) -> ChainTuning:
         """Set up for chains from the initial point, and return their first settings."""
         points = choose_centring(self.gradient, self.initial, self.setups.given_centre)
-        self.initial, self.setups.given_centre = points
+        self.initial, self.setups.given_centre = place_nodes(self.gradient, *points)
         self.setups.make_first(self.initial)
         return self._first_settings()
 

@@ -7,7 +7,7 @@ prints one line of JSON with, for each model and way: seconds of making the step
 chains of 1,000 + 1,000 draws), learning rate, mean λ, the largest R-hat and the least effective size over all unknowns, this per
 second of a core while sampling over nutpie's, and the largest errors of means, in standard deviations, and of standard
 deviations, relative, over all unknowns that the reference has. ``--way ADVI`` is PyMC's ``pm.fit`` with 30,000 steps
-on all data, and 4,000 draws from what it finds. ``--references`` makes references: four chains by nutpie on one core, which wants an environment of its own,
+on all data, and 4,000 draws from what it finds; ``integrated out`` gives the effects of groups to ``marginalize``. ``--references`` makes references: four chains by nutpie on one core, which wants an environment of its own,
 in the non-centred form; means, standard deviations, the least effective size and seconds go to grouped_references.npz. Models of
 MovieLens need the shared data.
 """
@@ -34,6 +34,8 @@ WAYS = {
     "non-centred": ("non-centred", {"batch_size": 500}),
     "auto": ("non-centred", {"batch_size": "auto"}),
     "as written": ("non-centred", {"batch_size": 500, "centring": None}),
+    "integrated out": ("non-centred", {"batch_size": 500}),
+    "integrated out, auto": ("non-centred", {"batch_size": "auto"}),
     "ADVI": ("non-centred", None),
 }
 CORES = 2
@@ -49,6 +51,8 @@ def run(name, way):
     form, settings = WAYS[way]
     if settings is None:
         return fit(name, form)
+    if way.startswith("integrated"):
+        settings = settings | {"marginalize": grouped_models.UNITS[name]}
     with MODELS[name](form) as model:
         began = time.perf_counter()
         step = SGHMC(**settings)

@@ -6,7 +6,7 @@ import pytensor.tensor as pt
 
 from untouched import data_folder
 
-__all__ = ["MODELS"]
+__all__ = ["MODELS", "UNITS"]
 
 
 def effects(name, raw, tau, shape, form):
@@ -207,4 +207,12 @@ MODELS = {
     "MovieLens, 100,000": lambda form: movielens(form, 100_000),
     "MovieLens, 20,000, ordered": lambda form: movielens(form, 20_000, ordered=True),
     "MovieLens, 100,000, ordered": lambda form: movielens(form, 100_000, ordered=True),
+}
+
+# effects of the non-centred form that can be integrated out, group by group
+UNITS = {name: "z" for name in MODELS if name.startswith(("logistic", "slopes", "85"))} | {
+    "Poisson, 300 in 30": "zs",
+    "negative binomial, 300 in 30": "zs",
+    "12 beside 1,000": "zu",
+    "item response": "ability",
 }

@@ -207,7 +207,8 @@ def test_saved_states_are_compared_by_what_was_given():
     settings = compared(checked(given))
     assert settings == {
         "batch_size": 5, "replace": True, "learning_rate": "auto", "n_steps": 3, "temperature": 1.0,
-        "preconditioner": "auto", "gradient": "auto", "centring": "auto", "centre": None, "target_bias": 0.25,
+        "preconditioner": "auto", "gradient": "auto", "centring": "auto", "marginalize": (), "recover": True,
+        "centre": None, "target_bias": 0.25,
     }  # fmt: skip
     assert type(settings["n_steps"]) is int  # PyMC's comparison looks at the types
     assert type(settings["target_bias"]) is np.float32

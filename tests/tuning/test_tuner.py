@@ -45,7 +45,7 @@ class Valleys(LogDensity):
         self.given_types = [] if a is None else [("a", float)]
         self.needed_by_likelihood = [name for name, _ in self.given_types]
         self.d, self.dtype, self.weights_dtype = D, np.dtype(float), np.dtype(float)
-        self.given, self.graph, self.centring = (), None, None
+        self.given, self.graph, self.centring, self.marginal = (), None, None, None
         self.condition_on({"a": a})
 
     held = ()  # no other data

@@ -1,0 +1,152 @@
+"""Effects of groups given all other unknowns: where they lie, and draws of them.
+
+Knows densities and rows, no chain.
+"""
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pymc.pytensorf import compile, join_nonshared_inputs
+from pytensor.compile.mode import get_mode
+from pytensor.graph.replace import clone_replace
+
+from pymc_sghmc.gradients.coordinates import Coordinates
+
+__all__ = ["GroupEffects"]
+
+QUICK = get_mode("FAST_COMPILE").including("stabilize", "specialize")
+MOST_ROUNDS = 50  # of Newton's method
+NEAR = 1e-3  # of a posterior sd, that the last of its steps moves
+FARTHEST = 2.0  # prior sds that one moves, at most
+FREEDOM = 5.0  # degrees of the t distribution that draws are proposed from
+
+
+class GroupEffects:
+    """Functions of some units' numbers, compiled.
+
+    Parameters
+    ----------
+    density : LogDensity
+        With a `Marginal`.
+    variables : list of TensorVariable
+        The model's, of which positions in its own coordinates are made.
+    """
+
+    def __init__(self, density, variables):
+        graph, marginal = density.graph, density.marginal
+        self.marginal = marginal
+        numbers, units = pt.dmatrix("numbers"), graph.rows[marginal.place]
+        parts = marginal.derivatives(units, numbers)
+        n = len(parts)
+        outputs = [*parts, *marginal.gaussian(units)]
+        outputs = clone_replace(outputs, graph.gathered, rebuild_strict=False)
+        outputs, position = join_nonshared_inputs(graph.point, outputs, variables)
+        outputs = clone_replace(outputs, {position: graph.position}, rebuild_strict=False)
+        inputs = [graph.position, marginal.shift, numbers, *graph.rows, *graph.arrays, *graph.given]
+        # of many nodes and for few calls, it takes longer to compile than to run
+        self._derivatives = compile(inputs, outputs[:n], mode=QUICK, on_unused_input="ignore")
+        self._joint = density.compiled(inputs, [outputs[0] + outputs[1], *outputs[n:]])
+
+    def place(self, density, data, position, factor=None) -> tuple:
+        """Return pseudo-observations, their slopes and the position, as `Marginal.use` takes them.
+
+        Slopes are those between half a posterior sd to either side, of which ``factor`` tells; without
+        it there are none.
+        """
+        marginal, position = self.marginal, position.astype(float)
+        k, d, table = marginal.k, position.size, np.empty_like(marginal.table)
+        slopes, lower = np.zeros((len(table), k, d)), np.tril_indices(k)
+        for units, inputs in self._chunks(density, data):
+            u, lam, S, A, h, _ = self._found(density, position, np.zeros((units.size, k)), inputs)
+            b = np.einsum("nab,nb->na", A, u) - h
+            if marginal.follows:
+                inverse = np.linalg.inv(S)
+                lam = inverse.swapaxes(1, 2) @ lam @ inverse
+                b = np.einsum("nba,nb->na", inverse, b)
+            table[units, :k], table[units, k:] = b, lam[:, lower[0], lower[1]]
+            if factor is None:
+                continue
+            to_theta = Coordinates(factor).to_theta
+            for j, one in enumerate(np.eye(d)):
+                sides = []
+                for sign in (0.5, -0.5):
+                    there = position + sign * to_theta(one)
+                    v, _, S_j, _, h_j, P = self._found(density, there, u, inputs)
+                    A_j = P + (S_j.swapaxes(1, 2) @ lam @ S_j if marginal.follows else lam)
+                    b_j = np.einsum("nab,nb->na", A_j, v) - h_j
+                    if marginal.follows:
+                        b_j = np.einsum("nba,nb->na", np.linalg.inv(S_j), b_j)
+                    sides.append(b_j)
+                slopes[units, :, j] = sides[0] - sides[1]
+        if factor is not None:
+            back = np.array([Coordinates(factor).from_theta(one) for one in np.eye(d)]).T
+            slopes = slopes @ back
+        return table, slopes.reshape(len(table), k * d), position
+
+    def _found(self, density, position, u, inputs):
+        """Modes by Newton's method, and there λ of the rows, S, A = P + λ, P times the prior's mean, P."""
+        own = density.to_model(position.astype(density.dtype))
+        shift = position - self.marginal.centre
+        for _ in range(MOST_ROUNDS):
+            _, _, g, H, g0, _, P, S, h = self._derivatives(own, shift, u, *inputs)
+            lam = positive(-np.nan_to_num(H))
+            A = lam + positive(P)
+            step = np.linalg.solve(A, np.nan_to_num(g + g0)[..., None])[..., 0]
+            scale = np.sqrt(np.einsum("nab,na,nb->n", positive(P), step, step))
+            step *= np.minimum(1.0, FARTHEST / np.maximum(scale, 1e-300))[:, None]
+            u = u + step
+            if np.einsum("nab,na,nb->n", A, step, step).max(initial=0.0) < NEAR**2:
+                break
+        return u, lam, S, A, h, positive(P)
+
+    def draw(self, density, data, position, rng, n_steps=4):
+        """Draw the numbers of all groups given all else: Metropolis steps from independent proposals.
+
+        Returns
+        -------
+        values : dict
+            Of the model's unknowns.
+        accepted : float
+            Share of the steps.
+        """
+        units = np.arange(self.marginal.units.count.size)
+        k, shift = self.marginal.k, position - self.marginal.centre
+        position = density.to_model(position.astype(density.dtype))
+        out, moved, tried = [], 0, 0
+        for some, inputs in self._chunks(density, data, units):
+            empty = np.zeros((some.size, k))
+            _, mean, factor = self._joint(position, shift, empty, *inputs)
+            inverse = np.linalg.inv(factor).swapaxes(1, 2)
+            u, level = empty, np.full(some.size, -np.inf)
+            for i in range(n_steps + 1):
+                z = rng.standard_normal(empty.shape)
+                z /= np.sqrt(rng.chisquare(FREEDOM, some.size) / FREEDOM)[:, None]
+                new = mean + np.einsum("nab,nb->na", inverse, z)
+                proposal = np.log1p(np.square(z).sum(axis=1) / FREEDOM) * (FREEDOM + k) / 2
+                new_level = self._joint(position, shift, new, *inputs)[0] + proposal
+                takes = np.log(rng.random(some.size)) < new_level - level
+                u = np.where(takes[:, None], new, u)
+                level = np.where(takes, new_level, level)
+                moved, tried = moved + takes.sum() * (i > 0), tried + some.size * (i > 0)
+            out.append(u)
+        return self.marginal.by_name(np.concatenate(out)), moved / max(1, tried)
+
+    def _chunks(self, density, data, units=None):
+        """Yield units, and what functions take besides a position and numbers."""
+        k = self.marginal.place
+        for chunk in data.chunks(None if units is None else self._subset(data, units)):
+            if chunk.group == k:
+                rows = data.part(k, chunk.rows).rows
+                yield chunk.rows, (*rows, *chunk.arrays, *density.given)
+
+    def _subset(self, data, units):
+        none = np.zeros(1, dtype=np.int64)
+        return tuple(units if i == self.marginal.place else none for i in range(len(data.n_rows)))
+
+
+def positive(matrices):
+    """Return the nearest positive matrices to symmetric ones, (n, k, k)."""
+    if matrices.shape[-1] == 1:
+        return np.maximum(matrices, 0.0)
+    values, vectors = np.linalg.eigh(matrices)
+    return (vectors * np.maximum(values, 0.0)[:, None]) @ vectors.swapaxes(1, 2)

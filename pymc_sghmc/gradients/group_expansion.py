@@ -1,0 +1,214 @@
+"""Second-order control variates of groups whose effects are integrated out.
+
+What is left are few unknowns, which each group sees all of: beside its log-likelihood stands a
+quadratic function of them, found by least squares at points around the centre, so that no second
+derivative of a quadrature is needed. Knows densities and groups, no way of finding a centre.
+"""
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pytensor.graph.replace import clone_replace
+
+from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.gradients.around_centre import AroundCentre
+from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.expansion import Expansion
+from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
+from pymc_sghmc.rows.orders import ByLeverage
+
+__all__ = ["GroupExpansion", "group_expansion"]
+
+MOST_UNKNOWNS = 20  # that functions are quadratic in
+MOST_BYTES = 2**31  # of their coefficients
+WIDE, FAR = (
+    1.2,
+    3.0,
+)  # sds: of points that functions are fitted at, and of more that leverages count
+N_FAR = 8
+STEP = 1e-3  # sds, of differences
+SOME = 4000  # units by which noise is measured
+
+
+class GroupExpansion(AroundCentre):
+    """A gradient without the slope of its noise at a centre, see `SecondOrder`, of groups.
+
+    Parameters
+    ----------
+    gradient : MinibatchGradient
+        Of groups, whose effects are integrated out.
+    """
+
+    order_of_expansion = 2
+
+    def __init__(self, gradient):
+        self.density, self.data, self.passes = gradient.density, gradient.data, gradient.passes
+        graph, d = self.density.graph, self.density.d
+        own, (units,), (weights,) = graph.position, graph.rows, graph.row_weights
+        centre, anchor = own.type("centre_of_control_variates"), own.type("anchor")
+        level, hessian = pt.dscalar("level"), pt.matrix("hessian", dtype=own.dtype)
+        table = pt.matrix("quadratics", dtype=own.dtype)
+        known = weights @ table[units]
+        slope, curvature = anchor - known[1 : 1 + d], hessian - known[1 + d :][_places(d)]
+        shift = own - centre
+        turned = curvature @ shift
+        logp = graph.logp + level - known[0] + (shift * (slope + 0.5 * turned)).sum()
+        grad = (graph.gradient + slope + turned).astype(own.dtype)
+        self._symbols = logp, grad, [centre, level, anchor, hessian, table]
+        others = [*graph.arrays, *graph.given]
+        inputs = [own, graph.prior_weight, weights, units, *self._symbols[2], *others]
+        self._function = self.density.compiled(inputs, [logp, grad])
+        self.by_unit = self.density.row_function([rows[:, None] for rows in graph.by_row])
+        self._one = np.ones((), dtype=self.density.weights_dtype)
+        self.anchor = self._placed = None
+
+    def is_right(self, centre, factor) -> bool:
+        """Whether it may be used: it is the model's own gradient, with what sums to nothing."""
+        return True
+
+    def set_centre(self, centre, factor) -> float:
+        """Take θ̂, and L with LLᵀ near the posterior covariance; return the passes over all rows.
+
+        Raises
+        ------
+        NonFinite
+            If the log-likelihood isn't finite at or around θ̂.
+        """
+        d, dtype, coordinates = centre.size, self.density.dtype, Coordinates(factor)
+        rng = np.random.default_rng(0)
+        n = 1 + d + d * (d + 1) // 2
+        half = WIDE * rng.standard_normal((n, d))
+        phi = np.concatenate([np.zeros((1, d)), half, -half])
+        far = FAR * rng.standard_normal((N_FAR, d)) / WIDE
+        everywhere = np.concatenate([phi, far, -far])
+        points = [(centre + coordinates.to_theta(x)).astype(dtype) for x in everywhere]
+        fit = np.linalg.pinv(_monomials(phi))
+        tables = np.empty((self.data.n_rows[0], n), dtype=dtype)
+        leverages = np.zeros(self.data.n_rows[0])
+        back = _to_theta(coordinates, d)
+        for units, inputs in self._chunks():
+            values = np.array([self.by_unit(x, *inputs)[0][:, 0] for x in points], dtype=float)
+            base = values[0]
+            coefficients = fit @ np.nan_to_num(values[: len(phi)] - base)
+            left = values - base - _monomials(everywhere) @ coefficients
+            leverages[units] = np.sqrt(np.mean(np.square(np.nan_to_num(left, posinf=0.0)), axis=0))
+            coefficients[0] += base
+            tables[units] = (back @ coefficients).T
+        total = tables.sum(axis=0, dtype=float)
+        if not np.isfinite(total).all():
+            raise NonFinite(centre.astype(dtype), total[1 : 1 + d], total[0])
+        hessian = total[1 + d :][_places(d)].astype(dtype)
+        self.anchor = Expansion(
+            centre.astype(dtype),
+            np.asarray(total[0]),
+            total[1 : 1 + d].astype(dtype),
+            (hessian,),
+            ByLeverage(self.data, [leverages]),
+            [tables],
+        )
+        return float(len(points))
+
+    def noise_at(self, points, coordinates) -> list:
+        """Variance of the gradient in φ from minibatches of one group, by some of them."""
+        d, anchor, dtype = self.density.d, self.anchor, self.density.dtype
+        pool, counts = anchor.order.pools[0], anchor.order.counts[0]
+        units = pool[np.random.default_rng(0).integers(pool.size, size=SOME)].astype(np.int64)
+        units = np.sort(units) if self.data.n_rows[0] > SOME else np.arange(self.data.n_rows[0])
+        every = units.size == self.data.n_rows[0]
+        weight = np.ones(units.size) if every else pool.size / counts[units] / units.size
+        rarity = pool.size / counts[units]
+        squares, sums = np.zeros((2, len(points), 1, d))
+        steps = [STEP * coordinates.to_theta(one) for one in np.eye(d)]
+        for some, inputs in self._chunks(units):
+            here = slice(inputs[1], inputs[1] + some.size)
+            table = anchor.tables[0][some].astype(float)
+            C = table[:, 1 + d :][:, _places(d)]
+            for p, point in enumerate(points):
+                slopes = np.array(
+                    [
+                        self.by_unit((point + s).astype(dtype), *inputs[0])[0][:, 0]
+                        - self.by_unit((point - s).astype(dtype), *inputs[0])[0][:, 0]
+                        for s in steps
+                    ]
+                ).T / (2 * STEP)
+                known = table[:, 1 : 1 + d] + C @ (point - anchor.centre)
+                known = np.array([coordinates.pull_back(one) for one in known])
+                left = np.nan_to_num(slopes - known)
+                sums[p, 0] += weight[here] @ left
+                squares[p, 0] += (weight[here] * rarity[here]) @ np.square(left)
+        return squares - np.square(sums)
+
+    def _chunks(self, units=None):
+        start = 0
+        for chunk in self.data.chunks(None if units is None else (units,)):
+            rows = self.data.part(0, chunk.rows).rows
+            inputs = (*rows, *chunk.arrays, *self.density.given)
+            yield chunk.rows, (inputs if units is None else (inputs, start))
+            start += chunk.rows.size
+
+    def __call__(self, position, minibatch):
+        """Log-density and gradient at ``position``."""
+        rows, arrays = minibatch
+        others = (*rows, *self.anchor.inputs, *arrays, *self.density.given)
+        return self._function(position, self._one, *self.order.weights(rows), *others)
+
+    def symbolic(self, position, reports=False) -> tuple:
+        """Return log p̃ and ∇ log p̃ at a symbolic position, and what they take: see `MinibatchGradient`."""
+        graph, (logp, grad, inputs) = self.density.graph, self._symbols
+        weights, drawn, fixed = symbolic_weights(graph, self.data, self.order)
+        new = {graph.position: position, **weights}
+        logp, grad = clone_replace([logp, grad], new, rebuild_strict=False)
+        return logp, grad, drawn, [graph.prior_weight, *fixed, *inputs, *graph.arrays, *graph.given]
+
+    def fixed_inputs(self, arrays) -> tuple:
+        """Return the values, now, of what doesn't change from one minibatch of ``arrays`` to the next."""
+        anchor = self.anchor
+        if self._placed is None or self._placed.order is not anchor.order:
+            self._placed = RowWeights(self.density.function, anchor.order, anchor.inputs)
+        fixed, others = self._placed.fixed(self.data), (*arrays, *self.density.given)
+        return (self._one, *fixed, *self._placed.tables, *others)
+
+
+def group_expansion(gradient) -> GroupExpansion | str:
+    """Make the gradient where that can be, or say why it can't."""
+    density, data = gradient.density, gradient.data
+    d = density.d
+    if not gradient.order.independent:
+        return "rows are drawn without replacement"
+    if density.likelihood_needs_others:
+        return "the likelihood depends on unknowns of other steps"
+    if len(data.n_rows) > 1:
+        return "there are likelihoods with other rows"
+    if d > MOST_UNKNOWNS:
+        return f"there are more than {MOST_UNKNOWNS} unknowns beside the effects"
+    if 4 * d * d * data.n_rows[0] > MOST_BYTES:
+        return "it would take too much memory"
+    return GroupExpansion(gradient)
+
+
+def _places(d):
+    """Where the entries of a symmetric matrix lie among those of its lower triangle, (d, d)."""
+    places, lower = np.zeros((d, d), dtype=int), np.tril_indices(d)
+    places[lower] = np.arange(lower[0].size)
+    return np.maximum(places, places.T)
+
+
+def _monomials(phi):
+    """1, φ and the quadratic terms of which the entries of C are the coefficients, (n, ...)."""
+    i, j = np.tril_indices(phi.shape[1])
+    products = np.where(i == j, 0.5, 1.0) * phi[:, i] * phi[:, j]
+    return np.concatenate([np.ones((len(phi), 1)), phi, products], axis=1)
+
+
+def _to_theta(coordinates, d):
+    """Matrix from coefficients in φ to those in θ − θ̂."""
+    inverse = np.array([coordinates.from_theta(one) for one in np.eye(d)]).T  # φ = inverse @ δ
+    i, j = np.tril_indices(d)
+    C = np.zeros((i.size, d, d))
+    C[np.arange(i.size), i, j] = C[np.arange(i.size), j, i] = 1.0
+    C = (inverse.T @ C @ inverse)[:, i, j].T
+    matrix = np.zeros((1 + d + i.size, 1 + d + i.size))
+    matrix[0, 0] = 1.0
+    matrix[1 : 1 + d, 1 : 1 + d] = inverse.T
+    matrix[1 + d :, 1 + d :] = C
+    return matrix

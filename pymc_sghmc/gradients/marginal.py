@@ -1,0 +1,230 @@
+"""Effects of groups integrated out: the log-likelihood of a group's rows by quadrature.
+
+∫ p(rows | u, θ) p(u | θ) du of each group, by adaptive Gauss-Hermite quadrature. Its nodes lie where
+a Gaussian is: that of the prior at θ and of one pseudo-observation of the group, remembered from a
+centre in the unit in which rows see u, so that nodes follow the scale as it moves. The gradient is
+Fisher's identity, Σ pₖ ∇ log p(rows, uₖ | θ): nodes aren't differentiated.
+
+Knows graphs of rows and their groups, no minibatches of a chain.
+"""
+
+from itertools import product
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pytensor.graph.replace import clone_replace, vectorize_graph
+
+from pymc_sghmc.models.grouped_rows import cholesky, solved
+
+__all__ = ["N_NODES", "Marginal"]
+
+N_NODES = (5, 7, 11, 15, 21, 31)  # for each number of a group
+MOST_NUMBERS = 3  # of a group
+
+
+class Marginal:
+    """The log-likelihood of groups without their effects.
+
+    Parameters
+    ----------
+    rows : GroupedRows
+    place : int
+        Of the model's groups of likelihoods, which one has these rows.
+    units : Units
+    d : int
+        Unknowns that are left.
+
+    Attributes
+    ----------
+    k : int
+        Numbers of a group.
+    inputs : list of TensorVariable
+        What graphs take; `values` are what they are now.
+    table : array of shape (units, k + k(k + 1)/2)
+        Pseudo-observation of each group: precision times value, and the precision's lower triangle.
+    slopes : array of shape (units, kd)
+        How fast the former changes with θ: nodes follow all unknowns.
+    centre : array of shape (d,)
+        θ̂, where both were found.
+    n_nodes : int
+        Of quadrature, for each number of a group.
+    """
+
+    def __init__(self, rows, place, units, d):
+        self._rows, self.place, self.units, self.k = rows, place, units, rows.size
+        self.n_units = int(np.count_nonzero(units.count))
+        self.table = np.zeros((units.count.size, self.k + self.k * (self.k + 1) // 2))
+        self.slopes, self.centre = np.zeros((units.count.size, self.k * d)), np.zeros(d)
+        self._effects = [(e.value.name, e.value.dtype, e.shape, e.axis) for e in rows.effects]
+        self._symbols = [pt.lvector(name) for name in ("groups", "start", "order", "count")]
+        self._table = pt.dmatrix("pseudo_observations")
+        self._nodes, self._log_weights = pt.dmatrix("nodes"), pt.dvector("log_weights")
+        self._slopes, self._centre = pt.dmatrix("slopes"), pt.dvector("centre")
+        tables = self._table, self._slopes, self._centre
+        self.inputs = [*self._symbols, *tables, self._nodes, self._log_weights]
+        self.shift = pt.dvector("shift")  # θ − θ̂, to be put in where θ is one vector
+        self.follows = rows.n_seen == self.k
+        self.use(N_NODES[0])
+
+    def use(self, n_nodes, tables=None):
+        """Take so many nodes for each number of a group, and pseudo-observations, their slopes and θ̂."""
+        if tables is not None:
+            self.table, self.slopes, self.centre = tables
+        x, w = np.polynomial.hermite_e.hermegauss(n_nodes)
+        self.n_nodes = n_nodes
+        self._x = np.array(list(product(x, repeat=self.k)))
+        logs = np.log(w) + 0.5 * np.square(x)
+        self._w = np.array([sum(one) for one in product(logs, repeat=self.k)])
+
+    @property
+    def values(self) -> tuple:
+        """What graphs take, now."""
+        return (*self.units, self.table, self.slopes, self.centre, self._x, self._w)
+
+    def shift_from(self, position):
+        """Return what takes the place of ``shift`` at a symbolic position."""
+        return (position - self._centre).astype(self.shift.dtype)
+
+    @property
+    def names(self) -> list:
+        """Of the effects, as variables of the model."""
+        return [name for name, *_ in self._effects]
+
+    @property
+    def counts(self):
+        """Rows of the units that have any."""
+        return self.units.count[: self.n_units]
+
+    def by_name(self, numbers) -> dict:
+        """Return values of the model's unknowns from numbers of all units, (units, k)."""
+        by_group, found, start = np.empty_like(numbers), {}, 0
+        by_group[self.units.groups] = numbers
+        for name, dtype, shape, axis in self._effects:
+            others = [n for i, n in enumerate(shape) if i != axis]
+            stop = start + int(np.prod(others, dtype=int))
+            value = by_group[:, start:stop].reshape(-1, *others)
+            found[name], start = np.moveaxis(value, 0, axis).astype(dtype), stop
+        return found
+
+    def row_numbers(self, units):
+        """Numbers of all rows of some units, one unit after the other."""
+        return self._layout(units)[1]
+
+    def _layout(self, units):
+        """Of all rows of some units: which of these they belong to, and their numbers."""
+        _, start, order, count = self._symbols
+        counts = count[units]
+        local = pt.repeat(pt.arange(units.shape[0]), counts)
+        begin = start[units] - (pt.cumsum(counts) - counts)
+        return local, order[begin[local] + pt.arange(local.shape[0])]
+
+    def term(self, units):
+        """Log-likelihood of the rows of some units, (n,), in the model's unknowns and batches.
+
+        Where nodes lie is ``held``, to be put in after the gradient is taken.
+        """
+        groups = self._symbols[0][units]
+        local, _ = self._layout(units)
+        own = self._gaussian(units, groups)
+        nodes, log_volume = (x.type() for x in own)
+        self.held = dict(zip((nodes, log_volume), own, strict=True))
+        some = pt.matrix(dtype=nodes.dtype, shape=(None, self.k))
+        prior = vectorize_graph(self._rows.prior(some, groups), {some: nodes})
+        rows = vectorize_graph(self._rows.rows(some, groups[local]), {some: nodes[:, local]})
+        joint = (_summed(rows.T, local, units.shape[0]) + prior.T) + self._log_weights
+        return pt.logsumexp(joint, axis=1) + log_volume
+
+    def given(self, units, numbers):
+        """Log-likelihood of rows given numbers of their groups, by unit, and log-prior of these, (n,)."""
+        groups = self._symbols[0][units]
+        local, _ = self._layout(units)
+        rows = self._rows.rows(numbers[local], groups[local])
+        return _summed(rows[:, None], local, units.shape[0])[:, 0], self._rows.prior(
+            numbers, groups
+        )
+
+    def gaussian(self, units):
+        """Location, (n, k), and Cholesky factor of the precision, (n, k, k), of units' numbers."""
+        mean, factor = self._mean_and_factor(units, self._symbols[0][units])
+        k = range(self.k)
+        zero = pt.zeros_like(mean[0])
+        lower = [pt.stack([factor[i][j] if j <= i else zero for j in k], axis=1) for i in k]
+        return pt.stack(mean, axis=1), pt.stack(lower, axis=1)
+
+    def _gaussian(self, units, groups):
+        mean, factor = self._mean_and_factor(units, groups)
+        x = [self._nodes[:, i][:, None] for i in range(self.k)]
+        shift = [None] * self.k
+        for i in reversed(range(self.k)):  # Lᵀ shift = x
+            rest = [factor[j][i] * shift[j] for j in range(i + 1, self.k)]
+            shift[i] = (x[i] - sum(rest, 0.0)) / factor[i][i]
+        nodes = pt.stack([m + s for m, s in zip(mean, shift, strict=True)], axis=-1)
+        log_volume = -pt.add(*[pt.log(factor[i][i]) for i in range(self.k)], 0.0)
+        return nodes, log_volume
+
+    def _mean_and_factor(self, units, groups):
+        """Of the Gaussian of the prior and the pseudo-observations, in lists of (n,)."""
+        k, n = range(self.k), units.shape[0]
+        precision, linear = self._rows.prior_gaussian(groups, n)
+        known = self._table[units]
+        d = self.shift.shape[0]
+        moved = (self._slopes[units].reshape((n, self.k, d)) * self.shift).sum(axis=-1)
+        b = [known[:, i] + moved[:, i] for i in k]
+        columns = iter(range(self.k, self.table.shape[1]))
+        lam = [[None] * self.k for _ in k]
+        for i in k:
+            for j in range(i + 1):
+                lam[i][j] = lam[j][i] = known[:, next(columns)]
+        S = self._seen(groups, n)
+        A = [
+            [precision[i][j] + sum(S[a][i] * lam[a][c] * S[c][j] for a in k for c in k) for j in k]
+            for i in k
+        ]
+        rhs = [linear[i] + sum(S[a][i] * b[a] for a in k) for i in k]
+        factor = cholesky(A)
+        return solved(factor, rhs), factor
+
+    def _seen(self, groups, n):
+        """Differentiate what rows see by a group's numbers, in lists of (n,); else the unit matrix."""
+        k = range(self.k)
+        if not self.follows:
+            return [[pt.full((n,), float(i == j)) for j in k] for i in k]
+        some = pt.matrix(shape=(None, self.k))
+        seen = self._rows.seen(some, groups)
+        rows = [pt.grad(seen[:, i].sum(), some, disconnected_inputs="ignore") for i in k]
+        rows = clone_replace(rows, {some: pt.zeros((n, self.k))}, rebuild_strict=False)
+        return [[row[:, j] for j in k] for row in rows]
+
+    def derivatives(self, units, numbers):
+        """Return what placing needs: ∂, ∂² of the rows' log-likelihood and of the prior by numbers, and S."""
+        k, n = range(self.k), units.shape[0]
+        groups = self._symbols[0][units]
+        likelihood, prior = self.given(units, numbers)
+        out = [likelihood, prior]
+        for part in (likelihood, prior):
+            slope = pt.grad(part.sum(), numbers, disconnected_inputs="ignore")
+            rows = [pt.grad(slope[:, i].sum(), numbers, disconnected_inputs="ignore") for i in k]
+            out += [slope, pt.stack(rows, axis=1)]
+        precision, linear = self._rows.prior_gaussian(groups, n)
+        S = self._seen(groups, n)
+        for matrix in (precision, S):
+            out.append(pt.stack([pt.stack(row, axis=1) for row in matrix], axis=1))
+        return [*out, pt.stack(linear, axis=1)]
+
+    def __getstate__(self):
+        return {
+            **self.__dict__,
+            "_rows": None,
+            "_symbols": None,
+            "_table": None,
+            "_nodes": None,
+            "_log_weights": None,
+            "inputs": None,
+        }
+
+
+def _summed(by_row, local, n):
+    """Sum over the rows of each unit, (n, ...)."""
+    zeros = pt.zeros((n, by_row.shape[1]), dtype=by_row.dtype)
+    return pt.inc_subtensor(zeros[local], by_row)

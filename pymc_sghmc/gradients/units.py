@@ -1,0 +1,81 @@
+"""Which rows each group has, and the log-likelihood of groups that follows.
+
+Knows models and their data, no minibatches of a chain.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_sghmc.compat import ancestors
+from pymc_sghmc.gradients.marginal import Marginal
+from pymc_sghmc.models.graphs import array_of
+from pymc_sghmc.models.units import check_groups, grouped_rows
+
+__all__ = ["Units", "marginal"]
+
+
+class Units(NamedTuple):
+    """Groups and which rows they have: first those that have any."""
+
+    groups: np.ndarray  # number of each unit's group
+    start: np.ndarray  # of its rows in ...
+    order: np.ndarray  # ... all rows, by group
+    count: np.ndarray  # of its rows
+
+    @classmethod
+    def of(cls, index, n_groups):
+        """Return the units of rows whose groups have these numbers."""
+        count, order = np.bincount(index, minlength=n_groups), np.argsort(index, kind="stable")
+        start = np.cumsum(count) - count
+        groups = np.argsort(count == 0, kind="stable")
+        return cls(groups, start[groups], order, count[groups])
+
+
+def marginal(model, effects, groups, rest, sources, point, d) -> Marginal:
+    """Find how rows depend on the effects, and which rows each group has.
+
+    Parameters
+    ----------
+    model : pm.Model
+    effects : list of Effect
+    groups : list of Group
+        Of likelihoods; the batch size of that one is turned from rows into units.
+    rest : TensorVariable
+        What isn't cut into rows.
+    sources : list
+        Arrays of all groups, or the model's data containers.
+    point : dict
+    d : int
+        Unknowns that are left.
+    """
+    terms, shapes = (
+        [group.log_likelihood for group in groups],
+        {n: np.shape(x) for n, x in point.items()},
+    )
+    k, indices, rows = grouped_rows(model, effects, terms, [rest], shapes)
+    before = sum(len(group.batches) for group in groups[:k])
+    own = sources[before : before + len(groups[k].batches)]
+    arrays = [source if isinstance(source, np.ndarray) else array_of(source) for source in own]
+    held = dict(zip(groups[k].batches, arrays, strict=True))
+    index, *others = (_evaluated(graph, held, rows.n_groups) for graph in indices)
+    if any(not np.array_equal(index, other) for other in others):
+        raise ValueError(
+            f"marginalize: rows see the numbers of more than one group of {effects[0].rv.name!r}, "
+            "which can't be integrated out group by group then. Leave it out of marginalize."
+        )
+    check_groups(model, effects, rows, terms[k], groups[k].batches, arrays, index, point)
+    units, n_rows = Units.of(index, rows.n_groups), index.size
+    found = Marginal(rows, k, units, d)
+    if groups[k].batch_size < n_rows:
+        n = round(groups[k].batch_size * found.n_units / n_rows)
+        groups[k].batch_size = min(max(2, n), found.n_units)
+    else:
+        groups[k].batch_size = found.n_units
+    return found
+
+
+def _evaluated(index, held, n_groups):
+    given = {batch: array for batch, array in held.items() if batch in ancestors([index])}
+    found = index.eval(given, mode="FAST_COMPILE") if given or index.owner else array_of(index)
+    return np.where(found < 0, found + n_groups, found).astype(np.int64)

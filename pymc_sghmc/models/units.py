@@ -1,0 +1,247 @@
+"""Effects of groups found in a model's graph: unknowns of which a row sees the numbers of its own group alone.
+
+Knows models and their graphs, no quadrature and no chain.
+"""
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pymc.pytensorf import compile
+from pytensor.graph.replace import clone_replace
+from pytensor.tensor.random.op import RandomVariable
+
+from pymc_sghmc.checks import quoted
+from pymc_sghmc.compat import ancestors, index_entries, toposort
+from pymc_sghmc.models.graphs import array_of, data_leaves, slice_rows
+from pymc_sghmc.models.grouped_rows import Effect, GroupedRows, axis_of
+from pymc_sghmc.models.row_axes import row_axes
+
+__all__ = ["check_groups", "grouped_rows", "named_effects"]
+
+CHECKED_ROWS = 300
+
+
+def named_effects(model, names, point) -> list:
+    """Return the unknowns of these names, as `Effect` without an axis yet.
+
+    Raises
+    ------
+    ValueError
+        If one isn't an unknown with several entries.
+    """
+    found, given = [], list(names)
+    for name in given:
+        rv = next((rv for rv in model.free_RVs if rv.name == name), None)
+        if rv is None:
+            known = [rv.name for rv in model.free_RVs if rv.type.ndim > 0]
+            raise ValueError(
+                f"marginalize={given!r}: {name!r} is no unknown of the model. Name the unknowns that "
+                f"have a prior of their own, of several entries: {quoted(known) or 'there are none'}."
+            )
+        value = model.rvs_to_values[rv]
+        if not value.dtype.startswith("float"):
+            raise ValueError(
+                f"marginalize={given!r}: {name!r} is discrete. Name effects of groups."
+            )
+        if value.type.ndim == 0:
+            raise ValueError(
+                f"marginalize={given!r}: {name!r} is one number. Name effects of groups, with an "
+                "entry for each group."
+            )
+        [prior] = model.logp(vars=[rv], sum=False)
+        op, plain = rv.owner.op, model.rvs_to_transforms[rv] is None
+        known = plain and isinstance(op, RandomVariable)
+        parameters = model.replace_rvs_by_values(op.dist_params(rv.owner)) if known else []
+        found.append(Effect(rv, value, 0, np.shape(point[value.name]), prior, parameters))
+    return found
+
+
+def grouped_rows(model, effects, terms, others, shapes) -> tuple:
+    """Find how rows depend on effects.
+
+    Parameters
+    ----------
+    model : pm.Model
+    effects : list of Effect
+    terms : list of TensorVariable
+        Log-likelihood by row of each group of rows.
+    others : list of TensorVariable
+        The rest of the model's log-density, that of the effects left out.
+    shapes : dict of {str: tuple}
+        Of the model's unknowns.
+
+    Returns
+    -------
+    k : int
+        Which of the terms has the rows.
+    rows : GroupedRows
+    """
+    values = {effect.value: effect for effect in effects}
+    for effect in effects:
+        if effect.value in ancestors(others):
+            raise _refused(
+                effect,
+                "another unknown, a potential or a likelihood that isn't cut into "
+                "minibatches depends on it, too",
+            )
+        if others_in := [
+            e.rv.name for e in effects if e is not effect and e.value in ancestors([effect.prior])
+        ]:
+            raise _refused(effect, f"its prior depends on {quoted(others_in)}")
+    using = [k for k, term in enumerate(terms) if not values.keys().isdisjoint(ancestors([term]))]
+    if len(using) != 1:
+        reason = (
+            "no rows depend on it"
+            if not using
+            else ("likelihoods with different numbers of rows depend on it")
+        )
+        raise _refused(effects[0], reason)
+    [k] = using
+    term, placed = terms[k], []
+    for effect in effects:
+        effect, term = _placed(effect, term)
+        placed.append(effect)
+    picked = {node: (node, axis) for effect in placed for node, axis in _picks(effect, term)}
+    picked = list(picked.values())
+    inputs = [node.outputs[0].type() for node, _ in picked]
+    new = {node.outputs[0]: x for (node, _), x in zip(picked, inputs, strict=True)}
+    [term] = clone_replace([term], new, rebuild_strict=False)
+    for effect in placed:
+        if effect.value in ancestors([term]):
+            raise _refused(
+                effect, "rows don't see it by the number of their group alone, as u[group]"
+            )
+    views = [(node.inputs[0], axis, index_entries(node)) for node, axis in picked]
+    indices = [entries[axis] for _, axis, entries in views]
+    sizes = {effect.shape[effect.axis] for effect in placed}
+    if len(sizes) > 1:
+        raise _refused(placed[0], f"the effects have different numbers of groups, {sorted(sizes)}")
+    [n_groups] = sizes
+    wanted = [view for view, _, _ in views] + [effect.prior for effect in placed]
+    needed = set(ancestors(wanted))
+    for value in set(model.value_vars) & needed - values.keys():
+        if n_groups in shapes[value.name]:
+            raise _refused(
+                placed[0],
+                f"it is combined with {value.name!r}, which has an entry for each "
+                "group, too. Name both, if both are effects of these groups",
+            )
+    n_seen = _n_seen(views, placed, model, shapes)
+    rows = GroupedRows(placed, indices[0], views, term, inputs, n_groups, n_seen)
+    return k, indices, rows
+
+
+def _n_seen(views, effects, model, shapes):
+    """Numbers of one group in all that rows pick from."""
+    held = {v: np.zeros(shapes[v.name], dtype=v.dtype) for v in model.value_vars}
+    held |= {e.value: np.zeros(e.shape, dtype=e.value.dtype) for e in effects}
+    found = list(dict.fromkeys(view for view, _, _ in views))
+    needed = [{v: x for v, x in held.items() if v in ancestors([view])} for view in found]
+    sizes = [view.size.eval(x, mode="FAST_COMPILE") for view, x in zip(found, needed, strict=True)]
+    return sum(map(int, sizes)) // effects[0].shape[effects[0].axis]
+
+
+def _placed(effect, term):
+    """Find the axis of an effect on which groups lie; let it have any number of them, in the term, too."""
+    if effect.value not in ancestors([term]):
+        raise _refused(effect, "the rows of the other effects don't depend on it")
+    for axis in map(int, np.argsort(effect.shape)[::-1]):  # most entries first
+        count, shape = effect.shape[axis], list(effect.shape)
+        shape[axis] = None
+        value = pt.tensor(effect.value.name, dtype=effect.value.dtype, shape=tuple(shape))
+        wanted = [term, effect.prior, *effect.parameters]
+        new = {effect.value: value}
+        loose, prior, *parameters = slice_rows(wanted, new, count, value.shape[axis])
+        leaves = data_leaves(pt.add(loose.sum(), prior.sum()))
+        tables = tuple(leaf for leaf in leaves if np.shape(array_of(leaf))[0] == count)
+        one = effect._replace(
+            axis=axis, value=value, prior=prior, parameters=parameters, tables=tables
+        )
+        if _picks(one, loose):
+            break
+    else:
+        raise _refused(effect, "rows don't pick the numbers of their group from it, as u[group]")
+    if not one.is_normal and not isinstance(axis_of(one.prior, one), int):
+        raise _refused(one, "its prior isn't computed group by group")
+    return one, loose
+
+
+def _picks(effect, term) -> list:
+    """Nodes that pick entries of what lies by group, with the axis of groups."""
+    axes, found = row_axes([term], effect.axes), []
+    for node in toposort([term], []):
+        axis = axes.get(node.inputs[0]) if node.inputs else None
+        entries = index_entries(node)
+        if entries is None or not isinstance(axis, int) or axis >= len(entries):
+            continue
+        by_row = entries[axis]
+        plain = all(i == axis or _is_plain(entry) for i, entry in enumerate(entries))
+        if plain and getattr(by_row, "ndim", 0) == 1 and not _unknown(by_row, effect):
+            found.append((node, axis))
+    return found
+
+
+def _is_plain(entry) -> bool:
+    return isinstance(entry, slice) or getattr(entry, "ndim", 0) == 0
+
+
+def _unknown(variable, effect) -> bool:
+    return effect.value in ancestors([variable]) or not variable.dtype.startswith(("int", "uint"))
+
+
+def _refused(effect, reason) -> ValueError:
+    return ValueError(
+        f"marginalize: {effect.rv.name!r} can't be integrated out group by group: {reason}. Leave it "
+        "out of marginalize; it is then sampled like any other unknown."
+    )
+
+
+def check_groups(model, effects, rows, term, batches, arrays, index, point) -> None:
+    """Refuse effects of which numbers by group give other log-densities than the model.
+
+    Parameters
+    ----------
+    model : pm.Model
+    effects : list of Effect
+        As the model has them.
+    rows : GroupedRows
+    term : TensorVariable
+        Log-likelihood of rows, as the model has it.
+    batches, arrays : list
+        The inputs of ``term`` that hold data, and all rows of them.
+    index : array
+        Number of the group of each row.
+    point : dict
+    """
+    rng = np.random.default_rng(0)
+    some = np.sort(rng.choice(index.size, min(CHECKED_ROWS, index.size), replace=False))
+    numbers, groups = pt.matrix(), pt.lvector()
+    own = [term, pt.add(*[effect.prior.sum() for effect in effects], 0.0)]
+    cut = [
+        rows.rows(numbers[groups], groups),
+        rows.prior(numbers, pt.arange(rows.n_groups)).sum(),
+    ]
+    inputs = [*model.value_vars, *batches, numbers, groups]
+    function = compile(inputs, [*own, *cut], mode="FAST_COMPILE", on_unused_input="ignore")
+    data = [array[some] for array in arrays]
+    for scale in (0.5, 0.1, 0.01):
+        values = {
+            v.name: np.asarray(point[v.name] + scale * rng.standard_normal(np.shape(point[v.name])))
+            if v.dtype.startswith("float")
+            else point[v.name]
+            for v in model.value_vars
+        }
+        parts = [
+            np.moveaxis(values[e.value.name], e.axis, 0).reshape(rows.n_groups, -1)
+            for e in rows.effects
+        ]
+        given = [np.asarray(values[v.name], dtype=v.dtype) for v in model.value_vars]
+        with np.errstate(all="ignore"):
+            of_rows, prior, of_rows_too, prior_too = function(
+                *given, *data, np.concatenate(parts, axis=1).astype(numbers.dtype), index[some]
+            )
+        tolerance = {"rtol": 1e-4, "atol": 1e-4, "equal_nan": True}
+        if not np.allclose(of_rows, of_rows_too, **tolerance):
+            raise _refused(effects[0], "a row depends on more than the numbers of its own group")
+        if not np.allclose(prior, prior_too, **tolerance):
+            raise _refused(effects[0], "its prior isn't a sum over groups")

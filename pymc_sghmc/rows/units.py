@@ -1,0 +1,44 @@
+"""Rows of groups that are drawn together. Knows arrays and numbers of rows, no gradients."""
+
+from pymc_sghmc.rows.data import InMemory
+
+__all__ = ["GroupsInMemory"]
+
+
+class GroupsInMemory(InMemory):
+    """Arrays whose rows belong to units, of which minibatches draw some, each with all of its rows.
+
+    Parameters
+    ----------
+    groups, sources, dtype, resident
+        As of `InMemory`; the batch size of one group of likelihoods is of rows, on average.
+    place : int
+        Which group of likelihoods has the units.
+    counts : array of shape (units,)
+        Of their rows.
+    width : int
+        Numbers that are computed of each row at once.
+    """
+
+    def __init__(self, groups, sources, dtype, resident, place, counts, width):
+        self._place, self._counts, self._width = place, counts, width
+        super().__init__(groups, sources, dtype, resident)
+
+    def _count(self, n_rows):
+        n, n_units = n_rows[self._place], self._counts.size
+        if n != self._counts.sum():
+            raise ValueError(
+                f"marginalize: there are {n} rows now, and were {self._counts.sum()} when the step was "
+                "made. Make a new step after pm.set_data."
+            )
+        super()._count([n_units if k == self._place else rows for k, rows in enumerate(n_rows)])
+
+    def _rows_per_chunk(self):
+        found = super()._rows_per_chunk()
+        rows = max(1.0, self._counts.mean() * self._width)
+        found[self._place] = max(10, int(found[self._place] / rows))
+        return found
+
+    def odd_values(self, minibatch=None):
+        """Say what the data of all rows contain that no gradient comes of, if anything."""
+        return super().odd_values()

@@ -1,0 +1,83 @@
+"""Where the nodes of quadrature lie that integrates effects out, and how many there are.
+
+Both from a centre that is found with them: nodes, centre and nodes again until it stays. Knows
+gradients and centres, no settings.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+
+from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.marginal import N_NODES
+from pymc_sghmc.tuning.centre import find_centre
+from pymc_sghmc.tuning.curvature import MAX_DENSE
+
+__all__ = ["place_nodes"]
+
+ROUNDS = 6
+NEAR = 0.3  # sds that the centre may move after nodes were placed at it
+FAR = 3.0  # sds at which nodes have to serve, too
+TOLERANCE = 0.02  # sds by which the gradient may be off
+SOME = 2000  # units by which the number of nodes is chosen
+MOST_DIRECTIONS = 12
+
+
+def place_nodes(gradient, start, given) -> tuple:
+    """Place nodes at the centre, or at a given one, and choose how many; return where to start from.
+
+    Parameters
+    ----------
+    gradient : MinibatchGradient
+    start : array of shape (d,)
+    given : array of shape (d,) or None
+
+    Returns
+    -------
+    start, given : as above
+        The start near the centre, where nodes were placed.
+    """
+    density, data = gradient.density, gradient.data
+    if density.marginal is None:
+        return start, given
+    gradient.data.resize(None)
+    position = start if given is None else given
+    for _ in range(ROUNDS):
+        density.place_nodes(data, position)
+        centre = find_centre(
+            gradient.passes, position, position.size <= MAX_DENSE, given is None, None
+        )
+        moved = Coordinates(centre.factor).from_theta(centre.position - position)
+        position = centre.position.astype(density.dtype)
+        if given is not None or np.abs(moved).max() < NEAR:
+            break
+    density.place_nodes(data, centre.position, centre.factor)
+    density.set_nodes(_enough(gradient, centre))
+    return (position, None) if given is None else (start, given)
+
+
+def _enough(gradient, centre) -> int:
+    """Return the least number of nodes whose gradient is that of more, at the centre and far out."""
+    density, passes = gradient.density, gradient.passes
+    marginal, coordinates, d = density.marginal, Coordinates(centre.factor), centre.position.size
+    some = np.unique(np.linspace(0, marginal.n_units - 1, SOME).astype(int))
+    scale = np.sqrt(marginal.n_units / some.size)
+    points = [centre.position]
+    for i in np.unique(np.linspace(0, d - 1, MOST_DIRECTIONS).astype(int)):
+        along = coordinates.pull_back(np.eye(d)[i])
+        shift = coordinates.to_theta(along / max(np.linalg.norm(along), 1e-300))
+        points += [centre.position + sign * FAR * shift for sign in (1, -1)]
+
+    def forces(n_nodes):
+        density.set_nodes(n_nodes)
+        found = [passes.of_rows(x.astype(density.dtype), marginal.place, some)[1] for x in points]
+        return np.array([coordinates.pull_back(grad) for grad in found])
+
+    with np.errstate(all="ignore"):
+        fewer = forces(N_NODES[0])
+        for n_nodes, more in pairwise(N_NODES):
+            better = forces(more)
+            if scale * np.abs(better - fewer).max() < TOLERANCE:
+                return n_nodes
+            fewer = better
+    return N_NODES[-1]

@@ -1,0 +1,308 @@
+"""Effects of groups integrated out: likelihoods and gradients beside integrals by brute force, exact means and noise."""
+
+import arviz as az
+import numpy as np
+import pymc as pm
+import pytest
+
+from modes import QUIET
+from pymc.pytensorf import compile
+from scipy.special import logsumexp
+
+from pymc_sghmc import SGHMC
+from pymc_sghmc.gradients.control_variates import ControlVariates
+from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
+from pymc_sghmc.gradients.second_order import second_order
+from pymc_sghmc.models.units import named_effects
+from pymc_sghmc.models.unknowns import Unknowns
+from pymc_sghmc.rows.data import Minibatch
+
+GROUPS, N = 12, 60
+rng = np.random.default_rng(0)
+GROUP = np.concatenate([np.arange(10), rng.integers(0, 10, N - 10)])  # ragged, and two are empty
+X, W = rng.standard_normal(N), rng.standard_normal(GROUPS)
+COUNTS, COIN, REAL = rng.poisson(2, N), rng.binomial(1, 0.5, N), 1 + rng.standard_t(4, N)
+SHIFTS = 0.0, 0.4, -0.4
+
+
+def logistic():
+    b, tau = pm.Normal("b", 0, 1), pm.HalfNormal("tau", 1)
+    u = pm.Normal("u", 0, tau, shape=GROUPS)
+    pm.Bernoulli("y", logit_p=b * X + u[GROUP], observed=COIN)
+
+
+def poisson():
+    b, tau = pm.Normal("b", 0, 1), pm.HalfNormal("tau", 1)
+    u = pm.Normal("u", 0, 1, shape=GROUPS)
+    pm.Poisson("y", pm.math.exp(b + (tau * u)[GROUP]), observed=COUNTS)
+
+
+def gaussian():
+    b, tau, sigma = pm.Normal("b", 0, 1), pm.HalfNormal("tau", 1), pm.HalfNormal("sigma", 1)
+    u = pm.Normal("u", b * W, tau, shape=GROUPS)
+    pm.Normal("y", u[GROUP], sigma, observed=REAL)
+
+
+def student():
+    tau, sigma = pm.HalfNormal("tau", 1), pm.HalfNormal("sigma", 1)
+    u = pm.StudentT("u", nu=5, mu=0, sigma=tau, shape=GROUPS)
+    pm.StudentT("y", nu=4, mu=u[GROUP], sigma=sigma, observed=REAL)
+
+
+def data_with_dims():
+    with pm.modelcontext(None) as model:
+        model.add_coords({"group": range(GROUPS), "row": range(N)})
+    group, w = pm.Data("group_of", GROUP, dims="row"), pm.Data("w", W, dims="group")
+    tau = pm.Exponential("tau", 1)
+    z = pm.Normal("u", 0, 1, dims="group")
+    u = pm.Deterministic("v", 0.3 * w + z * tau, dims="group")
+    pm.Binomial("y", n=3, logit_p=u[group], observed=COIN + 1, dims="row")
+
+
+def frailty():
+    tau, a = pm.HalfNormal("tau", 1), pm.Normal("a", 0, 1)
+    u = pm.LogNormal("u", 0, tau, shape=GROUPS)
+    pm.Exponential("y", u[GROUP] * pm.math.exp(a), observed=np.abs(REAL))
+
+
+def lkj(centred=True):
+    chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2, sd_dist=pm.HalfNormal.dist(1.0))
+    if centred:
+        u = pm.MvNormal("u", 0, chol=chol, shape=(GROUPS, 2))
+    else:
+        u = pm.Normal("u", 0, 1, shape=(GROUPS, 2)) @ chol.T
+    pm.StudentT("y", nu=5, mu=u[GROUP, 0] + u[GROUP, 1] * X, sigma=1, observed=REAL)
+
+
+def lkj_turned():
+    chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2, sd_dist=pm.HalfNormal.dist(1.0))
+    u = pm.math.dot(chol, pm.Normal("u", 0, 1, shape=(2, GROUPS)))
+    pm.Normal("y", u[0, GROUP] + u[1][GROUP] * X, 1, observed=REAL)
+
+
+def two_outcomes():
+    """Intercepts and slopes of two unknowns, in two forms; two outcomes of the same rows."""
+    ta, ts = pm.HalfNormal("ta", 1), pm.HalfNormal("ts", 1)
+    u, s = pm.Normal("u", 0, 1, shape=GROUPS), pm.Normal("s", 0, ts, shape=GROUPS)
+    pm.Normal("y", ta * u[GROUP] + s[GROUP] * X, 1, observed=REAL)
+    pm.Poisson("k", pm.math.exp(0.5 * (ta * u)[GROUP]), observed=COUNTS)
+
+
+MODELS = {
+    build.__name__: build
+    for build in (logistic, poisson, gaussian, student, data_with_dims, frailty, lkj, lkj_turned)
+} | {"lkj_non_centred": lambda: lkj(centred=False), "two_outcomes": two_outcomes}
+
+
+def marginal(build, names=None, batch_size=20):
+    """Model, and its gradient without effects, nodes placed near the middle; and where that is."""
+    with pm.Model() as model:
+        build()
+    names = names or (["u", "s"] if build is two_outcomes else ["u"])
+    point = model.initial_point()
+    effects = named_effects(model, names, point)
+    gone = {effect.value for effect in effects}
+    unknowns = Unknowns([v for v in model.value_vars if v not in gone], point)
+    gradient = minibatch_gradient(
+        model, unknowns, batch_size, point, {"mode": "FAST_COMPILE"}, effects_of_groups=effects
+    )
+    position = unknowns.ravel(point) - 0.3
+    gradient.density.place_nodes(gradient.data, position)
+    return model, unknowns, gradient, position
+
+
+def by_brute_force(model, unknowns, gradient, position, names):
+    """Log of the integral over each group's numbers of the model's own density, less its prior of the rest."""
+    density = gradient.density
+    k, n = density.marginal.k, density.marginal.units.count.size
+    terms = model.logp(vars=[*(model[name] for name in names), *model.observed_RVs], sum=False)
+    logp = compile(model.value_vars, terms, mode="FAST_COMPILE", on_unused_input="ignore")
+    axis = np.linspace(-30, 30, 3001) if k == 1 else np.linspace(-6, 6, 101)
+    grid = np.stack(np.meshgrid(*[axis] * k, indexing="ij"), axis=-1).reshape(-1, k)
+    base = unknowns.unravel(position, model.initial_point())
+    values = []
+    for one in grid:
+        point = base | density.marginal.by_name(np.tile(one, (n, 1)))
+        found, total = logp(*(point[v.name] for v in model.value_vars)), np.zeros(n)
+        for term in found[: len(names)]:
+            total += np.moveaxis(term, term.shape.index(n), 0).reshape(n, -1).sum(axis=1)
+        for term in found[len(names) :]:
+            total += np.bincount(GROUP, term, minlength=n)
+        values.append(total)
+    return logsumexp(values, axis=0) + k * np.log(axis[1] - axis[0])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_likelihood_is_the_integral(name):
+    model, unknowns, gradient, position = marginal(MODELS[name])
+    names = ["u", "s"] if name == "two_outcomes" else ["u"]
+    density, n_units = gradient.density, gradient.density.marginal.n_units
+    assert n_units == 10
+    for shift in SHIFTS:
+        expected = by_brute_force(model, unknowns, gradient, position + shift, names)
+        density.set_nodes(61)
+        found = gradient.passes.likelihood(position + shift)[0]
+        # empty groups' prior integrates to 1
+        in_order = expected[density.marginal.units.groups]
+        assert np.allclose(in_order[n_units:], 0, atol=1e-5)
+        assert found == pytest.approx(in_order[:n_units].sum(), abs=1e-7)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "poisson", "lkj_non_centred"])
+def test_gradient_is_that_of_the_integral(name):
+    """Also three sds from the centre along each unknown, where the nodes must have followed."""
+    _, _, gradient, position = marginal(MODELS[name])
+    density, passes, d = gradient.density, gradient.passes, position.size
+    density.place_nodes(gradient.data, position, 0.2 * np.eye(d))
+    density.set_nodes(21)
+    for point in (position, *(position + sign * 0.6 * e for e in np.eye(d) for sign in (1, -1))):
+        h = 1e-4 * np.eye(d)
+        expected = [
+            (passes.likelihood(point + e)[0] - passes.likelihood(point - e)[0]) / 2e-4 for e in h
+        ]
+        assert passes.likelihood(point)[1] == pytest.approx(expected, rel=1e-5, abs=1e-4)
+
+
+def test_nodes_that_follow_need_be_few():
+    """Along all unknowns: five nodes that stay are far off where five that follow aren't."""
+    _, _, gradient, position = marginal(gaussian)
+    density, d = gradient.density, position.size
+    far = position + np.array([1.5, 0.0, 0.0])  # of b, which moves all effects
+    density.set_nodes(61)
+    expected = gradient.passes.likelihood(far)[0]
+    errors = {}
+    for factor in (None, 0.2 * np.eye(d)):
+        density.place_nodes(gradient.data, position, factor)
+        density.set_nodes(5)
+        errors[factor is None] = abs(gradient.passes.likelihood(far)[0] - expected)
+    assert errors[False] < 1e-8 < errors[True] or errors[True] < 1e-8
+
+
+def test_both_forms_have_the_same_nodes():
+    tables = []
+    for form in (lkj, MODELS["lkj_non_centred"]):
+        _, _, gradient, _ = marginal(form)
+        tables.append(gradient.density.marginal.table)
+    assert np.allclose(*tables)
+
+
+@pytest.mark.parametrize("name", ["poisson", "lkj", "two_outcomes"])
+def test_minibatches_of_groups_have_the_exact_mean(name):
+    """Plain, first and second order; and the noise of the latter is known."""
+    _, _, gradient, position = marginal(MODELS[name])
+    density, data, d = gradient.density, gradient.data, position.size
+    factor = 0.1 * np.eye(d)
+    density.place_nodes(data, position, factor)
+    density.set_nodes(15)
+    point = position + 0.1 * np.arange(d) / d
+    expected = gradient.passes.log_density(point)
+    first, second = ControlVariates(gradient), second_order(gradient)
+    first.set_centre(position, factor)
+    second.set_centre(position, factor)
+    for one in (gradient, first, second):
+        minibatches = [Minibatch((np.array([i]),), data.resident) for i in range(10)]
+        found = [one(point, minibatch) for minibatch in minibatches]
+        p = 1 / np.concatenate([one.order.weights(m.rows)[0] for m in minibatches])
+        assert p.sum() == pytest.approx(1)
+        assert p @ [logp for logp, _ in found] == pytest.approx(expected[0])
+        forces = np.array([grad for _, grad in found])
+        assert p @ forces == pytest.approx(expected[1], abs=1e-7)
+    deviations = (forces - expected[1]) * 0.1
+    [[V]] = second.noise_at([point], Coordinates(factor))
+    assert pytest.approx(p @ np.square(deviations), rel=0.02) == V
+
+
+def test_order_of_rows_does_not_count():
+    found = []
+    for order in (np.arange(N), np.random.default_rng(1).permutation(N)):
+        with pm.Model() as model:
+            tau = pm.HalfNormal("tau", 1)
+            u = pm.Normal("u", 0, tau, shape=GROUPS)
+            pm.Normal("y", u[GROUP[order]] + X[order], 1, observed=REAL[order])
+        effects = named_effects(model, ["u"], model.initial_point())
+        unknowns = Unknowns(
+            [model["tau"]] and [model.rvs_to_values[model["tau"]]], model.initial_point()
+        )
+        gradient = minibatch_gradient(
+            model, unknowns, 10, None, {"mode": "FAST_COMPILE"}, effects_of_groups=effects
+        )
+        gradient.density.place_nodes(gradient.data, np.zeros(1))
+        found.append(gradient.passes.likelihood(np.array([0.3])))
+    assert found[0][0] == pytest.approx(found[1][0])
+    assert found[0][1] == pytest.approx(found[1][1])
+
+
+def test_normal_effects_have_the_conditional_law():
+    """Draws of all groups given all else, the empty ones included, beside the normal law."""
+    with pm.Model() as model:
+        tau = pm.HalfNormal("tau", 1)
+        u = pm.Normal("u", 0.5, tau, shape=GROUPS)
+        pm.Normal("y", u[GROUP], 1, observed=REAL)
+    effects = named_effects(model, ["u"], model.initial_point())
+    unknowns = Unknowns([model.rvs_to_values[tau]], model.initial_point())
+    gradient = minibatch_gradient(
+        model, unknowns, 10, None, {"mode": "FAST_COMPILE"}, effects_of_groups=effects
+    )
+    density, position = gradient.density, np.log([0.8])
+    density.place_nodes(gradient.data, position - 1)  # somewhere else
+    rng, n = np.random.default_rng(0), 4000
+    drawn = [density.group_effects.draw(density, gradient.data, position, rng) for _ in range(n)]
+    draws = np.array([values["u"] for values, _ in drawn])
+    counts, sums = np.bincount(GROUP, minlength=GROUPS), np.bincount(GROUP, REAL, GROUPS)
+    precision = counts + 0.8**-2
+    mean, sd = (sums + 0.5 * 0.8**-2) / precision, precision**-0.5
+    assert min(rate for _, rate in drawn) > 0.3
+    # 24 numbers within 4.5 standard errors
+    assert np.abs(draws.mean(axis=0) - mean).max() < 4.5 * (sd / n**0.5).max()
+    assert np.abs(draws.std(axis=0) / sd - 1).max() < 4.5 / (2 * n) ** 0.5
+
+
+def sampled(model, **options):
+    with model:
+        step = SGHMC(compile_kwargs={"mode": "CVM"}, **options)
+        return step, pm.sample(500, tune=500, chains=4, cores=2, step=step, random_seed=1, **QUIET)
+
+
+def normal_groups(n_groups=40, rows=6):
+    """Random intercepts whose posterior of all but the effects is known by a grid."""
+    rng = np.random.default_rng(3)
+    group = np.repeat(np.arange(n_groups), rows)
+    y = 0.5 + 0.8 * rng.standard_normal(n_groups)[group] + rng.standard_normal(group.size)
+    with pm.Model(coords={"group": range(n_groups)}) as model:
+        a, tau = pm.Normal("a", 0, 2), pm.HalfNormal("tau", 1)
+        pm.Normal("y", (a + tau * pm.Normal("z", 0, 1, dims="group"))[group], 1, observed=y)
+    means = y.reshape(n_groups, rows).mean(axis=1)
+    A, T = np.meshgrid(np.linspace(-1.5, 2.5, 401), np.linspace(0.005, 3, 600), indexing="ij")
+    v = T**2 + 1 / rows
+    logp = -(A**2) / 8 - T**2 / 2 - 0.5 * n_groups * np.log(v)
+    logp -= 0.5 * np.square(means[:, None, None] - A).sum(axis=0) / v
+    w = np.exp(logp - logp.max())
+    w /= w.sum()
+    exact = {}
+    for name, x in {"a": A, "tau": T}.items():
+        mean = (w * x).sum()
+        exact[name] = mean, np.sqrt((w * np.square(x - mean)).sum())
+    shrunk = rows * T**2 / (1 + rows * T**2)
+    z = [(w * shrunk * (m - A) / T).sum() for m in means]
+    return model, exact, np.array(z)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 60}, {"batch_size": "auto"}, {
+    "batch_size": 60, "gradient": "control_variates"}, {"batch_size": 120, "gradient": "plain"}],
+    ids=str)  # fmt: skip
+def test_chain_has_the_exact_posterior(options):
+    model, exact, z = normal_groups()
+    step, idata = sampled(model, marginalize="z", **options)
+    assert step.tuner.gradient.density.d == 2
+    posterior = idata.posterior
+    for name, (mean, sd) in exact.items():
+        x = posterior[name].to_numpy()
+        ess = min(float(az.ess(x)), 2000.0)
+        assert ess > 400
+        assert abs(x.mean() - mean) < 4.5 * sd / ess**0.5
+        # 2.5 % of bias are what plain minibatches may cost
+        assert abs(x.std() / sd - 1) < 4.5 * (1 / (2 * ess) + 0.05**2) ** 0.5
+    found = posterior["z"].to_numpy()
+    assert posterior["z"].dims == ("chain", "draw", "group")
+    assert np.abs(found.mean(axis=(0, 1)) - z).max() < 4.5 / 1500**0.5 + 0.02
