@@ -8,6 +8,7 @@ Fisher's identity, Σ pₖ ∇ log p(rows, uₖ | θ): nodes aren't differentiat
 Knows graphs of rows and their groups, no minibatches of a chain.
 """
 
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -34,6 +35,8 @@ class Marginal:
     units : Units
     d : int
         Unknowns that are left.
+    checksums : dict of {int: int}
+        Of arrays that tell the groups, by their place among all.
 
     Attributes
     ----------
@@ -51,7 +54,8 @@ class Marginal:
         Of quadrature, for each number of a group.
     """
 
-    def __init__(self, rows, place, units, d):
+    def __init__(self, rows, place, units, d, checksums):
+        self.checksums = checksums
         self._rows, self.place, self.units, self.k = rows, place, units, rows.size
         self.n_units = int(np.count_nonzero(units.count))
         self.table = np.zeros((units.count.size, self.k + self.k * (self.k + 1) // 2))
@@ -95,6 +99,11 @@ class Marginal:
     def counts(self):
         """Rows of the units that have any."""
         return self.units.count[: self.n_units]
+
+    @cached_property
+    def nothing(self) -> dict:
+        """NaN for each of the effects: the same arrays each time, as there may be millions."""
+        return self.by_name(np.full((self.units.count.size, self.k), np.nan))
 
     def by_name(self, numbers) -> dict:
         """Return values of the model's unknowns from numbers of all units, (units, k)."""

@@ -138,7 +138,7 @@ def minibatch_gradient(
     of_rows = density.graph.groups, density.sources, density.weights_dtype, place
     if (marginal := density.marginal) is not None:
         width = len(marginal.values[-1])
-        rows = GroupsInMemory(*of_rows, marginal.place, marginal.counts, width)
+        rows = GroupsInMemory(*of_rows, marginal.place, marginal.counts, width, marginal.checksums)
     else:
         rows = InMemory(*of_rows)
     return MinibatchGradient(density, rows, (WithReplacement if replace else Epochs)(rows))

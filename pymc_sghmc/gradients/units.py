@@ -11,6 +11,7 @@ from pymc_sghmc.compat import ancestors
 from pymc_sghmc.gradients.marginal import Marginal
 from pymc_sghmc.models.graphs import array_of
 from pymc_sghmc.models.units import check_groups, grouped_rows
+from pymc_sghmc.rows.units import checksum
 
 __all__ = ["Units", "marginal"]
 
@@ -49,10 +50,8 @@ def marginal(model, effects, groups, rest, sources, point, d) -> Marginal:
     d : int
         Unknowns that are left.
     """
-    terms, shapes = (
-        [group.log_likelihood for group in groups],
-        {n: np.shape(x) for n, x in point.items()},
-    )
+    terms = [group.log_likelihood for group in groups]
+    shapes = {name: np.shape(value) for name, value in point.items()}
     k, indices, rows = grouped_rows(model, effects, terms, [rest], shapes)
     before = sum(len(group.batches) for group in groups[:k])
     own = sources[before : before + len(groups[k].batches)]
@@ -66,7 +65,9 @@ def marginal(model, effects, groups, rest, sources, point, d) -> Marginal:
         )
     check_groups(model, effects, rows, terms[k], groups[k].batches, arrays, index, point)
     units, n_rows = Units.of(index, rows.n_groups), index.size
-    found = Marginal(rows, k, units, d)
+    needed = set(ancestors(indices))
+    places = [before + i for i, batch in enumerate(held) if batch in needed]
+    found = Marginal(rows, k, units, d, {i: checksum(arrays[i - before]) for i in places})
     if groups[k].batch_size < n_rows:
         n = round(groups[k].batch_size * found.n_units / n_rows)
         groups[k].batch_size = min(max(2, n), found.n_units)
@@ -78,4 +79,10 @@ def marginal(model, effects, groups, rest, sources, point, d) -> Marginal:
 def _evaluated(index, held, n_groups):
     given = {batch: array for batch, array in held.items() if batch in ancestors([index])}
     found = index.eval(given, mode="FAST_COMPILE") if given or index.owner else array_of(index)
-    return np.where(found < 0, found + n_groups, found).astype(np.int64)
+    found = np.where(found < 0, found + n_groups, found).astype(np.int64)
+    if found.min() < 0 or found.max() >= n_groups:
+        raise ValueError(
+            f"marginalize: rows have groups from {found.min()} to {found.max()}, but the effects have "
+            f"{n_groups} entries. Give them one for each group."
+        )
+    return found

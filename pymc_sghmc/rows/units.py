@@ -1,8 +1,17 @@
 """Rows of groups that are drawn together. Knows arrays and numbers of rows, no gradients."""
 
+import zlib
+
+import numpy as np
+
 from pymc_sghmc.rows.data import InMemory
 
-__all__ = ["GroupsInMemory"]
+__all__ = ["GroupsInMemory", "checksum"]
+
+
+def checksum(array) -> int:
+    """Return a number that changes with an array."""
+    return zlib.crc32(np.ascontiguousarray(array))
 
 
 class GroupsInMemory(InMemory):
@@ -18,10 +27,13 @@ class GroupsInMemory(InMemory):
         Of their rows.
     width : int
         Numbers that are computed of each row at once.
+    checksums : dict of {int: int}
+        Of arrays that tell the groups of rows, by their place among all.
     """
 
-    def __init__(self, groups, sources, dtype, resident, place, counts, width):
+    def __init__(self, groups, sources, dtype, resident, place, counts, width, checksums):
         self._place, self._counts, self._width = place, counts, width
+        self._checksums = checksums
         super().__init__(groups, sources, dtype, resident)
 
     def _count(self, n_rows):
@@ -30,6 +42,11 @@ class GroupsInMemory(InMemory):
             raise ValueError(
                 f"marginalize: there are {n} rows now, and were {self._counts.sum()} when the step was "
                 "made. Make a new step after pm.set_data."
+            )
+        if any(checksum(self.arrays[i]) != known for i, known in self._checksums.items()):
+            raise ValueError(
+                "marginalize: rows belong to other groups now than when the step was made. Make a new "
+                "step after pm.set_data."
             )
         super()._count([n_units if k == self._place else rows for k, rows in enumerate(n_rows)])
 

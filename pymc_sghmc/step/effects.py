@@ -5,8 +5,6 @@ Knows arguments, models and densities, no chain.
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from pymc_sghmc.checks import quoted
 from pymc_sghmc.loops.backends import is_jax
 from pymc_sghmc.models.units import named_effects
@@ -68,4 +66,4 @@ def recovered(gradient, position, rng, settings) -> dict:
         return {}
     if settings["recover"]:
         return density.group_effects.draw(density, gradient.data, position, rng)[0]
-    return marginal.by_name(np.full((marginal.units.count.size, marginal.k), np.nan))
+    return marginal.nothing
