@@ -74,6 +74,7 @@ class NoisyLinear:
         )
         self.density = SimpleNamespace(
             centring=None,
+            marginal=None,
             from_model=lambda x: x,
             to_model=lambda x: x,
             d=len(H),

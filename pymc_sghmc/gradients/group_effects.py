@@ -54,7 +54,7 @@ class GroupEffects:
         it there are none.
         """
         marginal, position = self.marginal, position.astype(float)
-        k, d, table = marginal.k, position.size, np.empty_like(marginal.table)
+        k, d, table = marginal.k, position.size, np.zeros_like(marginal.table)
         slopes, lower = np.zeros((len(table), k, d)), np.tril_indices(k)
         for units, inputs in self._chunks(density, data):
             u, lam, S, A, h, _ = self._found(density, position, np.zeros((units.size, k)), inputs)
@@ -117,7 +117,7 @@ class GroupEffects:
             empty = np.zeros((some.size, k))
             _, mean, factor = self._joint(position, shift, empty, *inputs)
             inverse = np.linalg.inv(factor).swapaxes(1, 2)
-            u, level = empty, np.full(some.size, -np.inf)
+            u, level = mean, np.full(some.size, -np.inf)
             for i in range(n_steps + 1):
                 z = rng.standard_normal(empty.shape)
                 z /= np.sqrt(rng.chisquare(FREEDOM, some.size) / FREEDOM)[:, None]

@@ -89,9 +89,12 @@ class GroupExpansion(AroundCentre):
         for units, inputs in self._chunks():
             values = np.array([self.by_unit(x, *inputs)[0][:, 0] for x in points], dtype=float)
             base = values[0]
-            coefficients = fit @ np.nan_to_num(values[: len(phi)] - base)
+            here = np.nan_to_num(values[: len(phi)] - base, posinf=0.0, neginf=0.0)
+            coefficients = fit @ here
             left = values - base - _monomials(everywhere) @ coefficients
-            leverages[units] = np.sqrt(np.mean(np.square(np.nan_to_num(left, posinf=0.0)), axis=0))
+            leverages[units] = np.sqrt(
+                np.mean(np.square(np.nan_to_num(left, posinf=0.0, neginf=0.0)), axis=0)
+            )
             coefficients[0] += base
             tables[units] = (back @ coefficients).T
         total = tables.sum(axis=0, dtype=float)

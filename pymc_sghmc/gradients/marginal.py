@@ -21,7 +21,6 @@ from pymc_sghmc.models.grouped_rows import cholesky, solved
 __all__ = ["N_NODES", "Marginal"]
 
 N_NODES = (5, 7, 11, 15, 21, 31)  # for each number of a group
-MOST_NUMBERS = 3  # of a group
 
 
 class Marginal:

@@ -10,10 +10,13 @@ import numpy as np
 from pymc_sghmc.compat import ancestors
 from pymc_sghmc.gradients.marginal import Marginal
 from pymc_sghmc.models.graphs import array_of
-from pymc_sghmc.models.units import check_groups, grouped_rows
+from pymc_sghmc.models.group_check import check_groups
+from pymc_sghmc.models.units import grouped_rows
 from pymc_sghmc.rows.units import checksum
 
 __all__ = ["Units", "marginal"]
+
+MOST_NUMBERS = 3  # of a group, over which integrals are taken
 
 
 class Units(NamedTuple):
@@ -53,6 +56,11 @@ def marginal(model, effects, groups, rest, sources, point, d) -> Marginal:
     terms = [group.log_likelihood for group in groups]
     shapes = {name: np.shape(value) for name, value in point.items()}
     k, indices, rows = grouped_rows(model, effects, terms, [rest], shapes)
+    if rows.size > MOST_NUMBERS:
+        raise ValueError(
+            f"marginalize: each group has {rows.size} numbers, and integrals are taken over "
+            f"{MOST_NUMBERS} at most. Name fewer unknowns; the others are sampled as ever."
+        )
     before = sum(len(group.batches) for group in groups[:k])
     own = sources[before : before + len(groups[k].batches)]
     arrays = [source if isinstance(source, np.ndarray) else array_of(source) for source in own]

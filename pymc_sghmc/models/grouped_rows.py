@@ -16,7 +16,7 @@ from pymc_sghmc.models.effects import LOCATION_AND_SCALE
 from pymc_sghmc.models.graphs import slice_rows
 from pymc_sghmc.models.row_axes import row_axes
 
-__all__ = ["Effect", "GroupedRows", "axis_of", "cholesky", "solved"]
+__all__ = ["Effect", "GroupedRows", "axis_of", "cholesky", "refused", "solved"]
 
 
 class Effect(NamedTuple):
@@ -215,3 +215,11 @@ def solved(L, rhs):
 def axis_of(view, effect):
     """Axis of a variable on which groups lie, or what `row_axes` says instead."""
     return row_axes([view], effect.axes).get(view)
+
+
+def refused(effect, reason) -> ValueError:
+    """Words for an unknown that is no effect of groups."""
+    return ValueError(
+        f"marginalize: {effect.rv.name!r} can't be integrated out group by group: {reason}. Leave it "
+        "out of marginalize; it is then sampled like any other unknown."
+    )

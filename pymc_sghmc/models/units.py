@@ -6,19 +6,16 @@ Knows models and their graphs, no quadrature and no chain.
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc.pytensorf import compile
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.random.op import RandomVariable
 
 from pymc_sghmc.checks import quoted
 from pymc_sghmc.compat import ancestors, index_entries, toposort
 from pymc_sghmc.models.graphs import array_of, data_leaves, slice_rows
-from pymc_sghmc.models.grouped_rows import Effect, GroupedRows, axis_of
+from pymc_sghmc.models.grouped_rows import Effect, GroupedRows, axis_of, refused
 from pymc_sghmc.models.row_axes import row_axes
 
-__all__ = ["check_groups", "grouped_rows", "named_effects"]
-
-CHECKED_ROWS = 300
+__all__ = ["grouped_rows", "named_effects"]
 
 
 def named_effects(model, names, point) -> list:
@@ -79,7 +76,7 @@ def grouped_rows(model, effects, terms, others, shapes) -> tuple:
     values = {effect.value: effect for effect in effects}
     for effect in effects:
         if effect.value in ancestors(others):
-            raise _refused(
+            raise refused(
                 effect,
                 "another unknown, a potential or a likelihood that isn't cut into "
                 "minibatches depends on it, too",
@@ -87,7 +84,7 @@ def grouped_rows(model, effects, terms, others, shapes) -> tuple:
         if others_in := [
             e.rv.name for e in effects if e is not effect and e.value in ancestors([effect.prior])
         ]:
-            raise _refused(effect, f"its prior depends on {quoted(others_in)}")
+            raise refused(effect, f"its prior depends on {quoted(others_in)}")
     using = [k for k, term in enumerate(terms) if not values.keys().isdisjoint(ancestors([term]))]
     if len(using) != 1:
         reason = (
@@ -95,7 +92,7 @@ def grouped_rows(model, effects, terms, others, shapes) -> tuple:
             if not using
             else ("likelihoods with different numbers of rows depend on it")
         )
-        raise _refused(effects[0], reason)
+        raise refused(effects[0], reason)
     [k] = using
     term, placed = terms[k], []
     for effect in effects:
@@ -108,20 +105,20 @@ def grouped_rows(model, effects, terms, others, shapes) -> tuple:
     [term] = clone_replace([term], new, rebuild_strict=False)
     for effect in placed:
         if effect.value in ancestors([term]):
-            raise _refused(
+            raise refused(
                 effect, "rows don't see it by the number of their group alone, as u[group]"
             )
     views = [(node.inputs[0], axis, index_entries(node)) for node, axis in picked]
     indices = [entries[axis] for _, axis, entries in views]
     sizes = {effect.shape[effect.axis] for effect in placed}
     if len(sizes) > 1:
-        raise _refused(placed[0], f"the effects have different numbers of groups, {sorted(sizes)}")
+        raise refused(placed[0], f"the effects have different numbers of groups, {sorted(sizes)}")
     [n_groups] = sizes
     wanted = [view for view, _, _ in views] + [effect.prior for effect in placed]
     needed = set(ancestors(wanted))
     for value in set(model.value_vars) & needed - values.keys():
         if n_groups in shapes[value.name]:
-            raise _refused(
+            raise refused(
                 placed[0],
                 f"it is combined with {value.name!r}, which has an entry for each "
                 "group, too. Name both, if both are effects of these groups",
@@ -144,7 +141,7 @@ def _n_seen(views, effects, model, shapes):
 def _placed(effect, term):
     """Find the axis of an effect on which groups lie; let it have any number of them, in the term, too."""
     if effect.value not in ancestors([term]):
-        raise _refused(effect, "the rows of the other effects don't depend on it")
+        raise refused(effect, "the rows of the other effects don't depend on it")
     for axis in map(int, np.argsort(effect.shape)[::-1]):  # most entries first
         count, shape = effect.shape[axis], list(effect.shape)
         shape[axis] = None
@@ -160,9 +157,9 @@ def _placed(effect, term):
         if _picks(one, loose):
             break
     else:
-        raise _refused(effect, "rows don't pick the numbers of their group from it, as u[group]")
+        raise refused(effect, "rows don't pick the numbers of their group from it, as u[group]")
     if not one.is_normal and not isinstance(axis_of(one.prior, one), int):
-        raise _refused(one, "its prior isn't computed group by group")
+        raise refused(one, "its prior isn't computed group by group")
     return one, loose
 
 
@@ -187,61 +184,3 @@ def _is_plain(entry) -> bool:
 
 def _unknown(variable, effect) -> bool:
     return effect.value in ancestors([variable]) or not variable.dtype.startswith(("int", "uint"))
-
-
-def _refused(effect, reason) -> ValueError:
-    return ValueError(
-        f"marginalize: {effect.rv.name!r} can't be integrated out group by group: {reason}. Leave it "
-        "out of marginalize; it is then sampled like any other unknown."
-    )
-
-
-def check_groups(model, effects, rows, term, batches, arrays, index, point) -> None:
-    """Refuse effects of which numbers by group give other log-densities than the model.
-
-    Parameters
-    ----------
-    model : pm.Model
-    effects : list of Effect
-        As the model has them.
-    rows : GroupedRows
-    term : TensorVariable
-        Log-likelihood of rows, as the model has it.
-    batches, arrays : list
-        The inputs of ``term`` that hold data, and all rows of them.
-    index : array
-        Number of the group of each row.
-    point : dict
-    """
-    rng = np.random.default_rng(0)
-    some = np.sort(rng.choice(index.size, min(CHECKED_ROWS, index.size), replace=False))
-    numbers, groups = pt.matrix(), pt.lvector()
-    own = [term, pt.add(*[effect.prior.sum() for effect in effects], 0.0)]
-    cut = [
-        rows.rows(numbers[groups], groups),
-        rows.prior(numbers, pt.arange(rows.n_groups)).sum(),
-    ]
-    inputs = [*model.value_vars, *batches, numbers, groups]
-    function = compile(inputs, [*own, *cut], mode="FAST_COMPILE", on_unused_input="ignore")
-    data = [array[some] for array in arrays]
-    for scale in (0.5, 0.1, 0.01):
-        values = {
-            v.name: np.asarray(point[v.name] + scale * rng.standard_normal(np.shape(point[v.name])))
-            if v.dtype.startswith("float")
-            else point[v.name]
-            for v in model.value_vars
-        }
-        parts = [
-            np.moveaxis(values[e.value.name], e.axis, 0).reshape(rows.n_groups, -1)
-            for e in rows.effects
-        ]
-        given = [np.asarray(values[v.name], dtype=v.dtype) for v in model.value_vars]
-        with np.errstate(all="ignore"):
-            of_rows, prior, of_rows_too, prior_too = function(
-                *given, *data, np.concatenate(parts, axis=1).astype(numbers.dtype), index[some]
-            )
-        tolerance = {"rtol": 1e-4, "atol": 1e-4, "equal_nan": True}
-        if not np.allclose(of_rows, of_rows_too, **tolerance):
-            raise _refused(effects[0], "a row depends on more than the numbers of its own group")
-        if not np.allclose(prior, prior_too, **tolerance):
-            raise _refused(effects[0], "its prior isn't a sum over groups")

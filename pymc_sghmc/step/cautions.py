@@ -114,12 +114,13 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
     marginal, n = tuner.gradient.density.marginal, tuning.rows
     if n is not None:
         kind += f" of {n} rows" if marginal is None else f" of {n} groups"
+    out = ""
     if marginal is not None:
-        shape += f", {', '.join(marginal.names)} integrated out of {marginal.n_units} groups"
-        shape += f" by {marginal.n_nodes} node{'s' * (marginal.n_nodes > 1)}"
+        out = f", {', '.join(marginal.names)} integrated out of {marginal.n_units:,} groups"
+        out += f" by {marginal.n_nodes} nodes"
         _warn_of_large_groups(sampler, marginal, tuner.gradient.data)
     _log.info(
-        f"{sampler}: {kind}, {shape} of {d} unknown{'s' * (d > 1)}, {settings}; "
+        f"{sampler}: {kind}, {shape} of {d} unknown{'s' * (d > 1)}{out}, {settings}; "
         f"{100 * tuning.bias:.1f} % bias of variances predicted. Setting up took "
         f"{tuner.setup.passes:.0f} passes over the data, {seconds:.1f} s."
     )

@@ -1,0 +1,85 @@
+"""The check that numbers of groups, put in the place of an unknown, give the model's own log-densities.
+
+Knows models and their graphs, no quadrature and no chain.
+"""
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pymc.logprob.utils import ParameterValueError
+from pymc.pytensorf import compile
+from pytensor import config
+from pytensor.compile.mode import get_mode
+
+from pymc_sghmc.models.grouped_rows import refused
+
+__all__ = ["check_groups"]
+
+CHECKED_ROWS = 300
+JITTERS = (0.5, 0.1, 0.01)  # of the start
+MODE = get_mode("FAST_COMPILE").including("stabilize", "specialize")
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4, "equal_nan": True}
+
+
+def check_groups(model, effects, rows, term, batches, arrays, index, point) -> None:
+    """Refuse effects of which numbers by group give other log-densities than the model.
+
+    Parameters
+    ----------
+    model : pm.Model
+    effects : list of Effect
+        As the model has them.
+    rows : GroupedRows
+    term : TensorVariable
+        Log-likelihood of rows, as the model has it.
+    batches, arrays : list
+        The inputs of ``term`` that hold data, and all rows of them.
+    index : array
+        Number of the group of each row.
+    point : dict
+    """
+    rng = np.random.default_rng(0)
+    some = np.sort(rng.choice(index.size, min(CHECKED_ROWS, index.size), replace=False))
+    numbers, groups = pt.matrix(), pt.lvector()
+    own = [term, pt.add(*[effect.prior.sum() for effect in effects], 0.0)]
+    inputs = [*model.value_vars, *batches, numbers, groups]
+    data = [array[some] for array in arrays]
+    try:
+        of_all = rows.prior(numbers, pt.arange(rows.n_groups)).sum()
+        cut = [rows.rows(numbers[groups], groups), of_all]
+        function = compile(inputs, [*own, *cut], mode=MODE, on_unused_input="ignore")
+        found = [
+            _at_jittered(function, model, rows, point, scale, rng, data, index[some])
+            for scale in JITTERS
+        ]
+    except Exception as error:
+        words = str(error).strip().splitlines() or [repr(error)]
+        raise refused(
+            effects[0], f"numbers of groups don't fit into its place (PyTensor says: {words[0]})"
+        ) from error
+    for of_rows, prior, of_rows_too, prior_too in filter(None, found):
+        if not np.allclose(of_rows, of_rows_too, **TOLERANCE):
+            raise refused(effects[0], "a row depends on more than the numbers of its own group")
+        if not np.allclose(prior, prior_too, **TOLERANCE):
+            raise refused(effects[0], "its prior isn't a sum over groups")
+
+
+def _at_jittered(function, model, rows, point, scale, rng, data, index):
+    """Log-densities of rows and of effects, twice each, near the start; None where a model rejects it."""
+    values = {
+        v.name: np.asarray(point[v.name] + scale * rng.standard_normal(np.shape(point[v.name])))
+        if v.dtype.startswith("float")
+        else point[v.name]
+        for v in model.value_vars
+    }
+    parts = [
+        np.moveaxis(values[e.value.name], e.axis, 0).reshape(rows.n_groups, -1)
+        for e in rows.effects
+    ]
+    given = [np.asarray(values[v.name], dtype=v.dtype) for v in model.value_vars]
+    numbers = np.concatenate(parts, axis=1).astype(config.floatX)
+    try:
+        with np.errstate(all="ignore"):
+            return function(*given, *data, numbers, index)
+    except ParameterValueError:
+        return None
