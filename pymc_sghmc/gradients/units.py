@@ -85,7 +85,8 @@ def marginal(model, effects, groups, rest, sources, point, d) -> Marginal:
 
 
 def _evaluated(index, held, n_groups):
-    given = {batch: array for batch, array in held.items() if batch in ancestors([index])}
+    needed = set(ancestors([index]))
+    given = {b: np.asarray(x, dtype=b.dtype) for b, x in held.items() if b in needed}
     found = index.eval(given, mode="FAST_COMPILE") if given or index.owner else array_of(index)
     found = np.where(found < 0, found + n_groups, found).astype(np.int64)
     if found.min() < 0 or found.max() >= n_groups:

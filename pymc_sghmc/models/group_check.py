@@ -43,7 +43,8 @@ def check_groups(model, effects, rows, term, batches, arrays, index, point) -> N
     numbers, groups = pt.matrix(), pt.lvector()
     own = [term, pt.add(*[effect.prior.sum() for effect in effects], 0.0)]
     inputs = [*model.value_vars, *batches, numbers, groups]
-    data = [array[some] for array in arrays]
+    pairs = zip(batches, arrays, strict=True)
+    data = [np.asarray(array[some], dtype=batch.dtype) for batch, array in pairs]
     try:
         of_all = rows.prior(numbers, pt.arange(rows.n_groups)).sum()
         cut = [rows.rows(numbers[groups], groups), of_all]

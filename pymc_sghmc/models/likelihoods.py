@@ -147,7 +147,7 @@ def from_pm_minibatch(model, factors) -> dict:
         count = minibatch_size(sources[0].owner)
         candidates[variable] = Likelihood(factor, sources, n_rows, count)
     for variable in model.free_RVs:
-        if minibatch_outputs([factors[variable]]):
+        if variable in factors and minibatch_outputs([factors[variable]]):
             raise ValueError(
                 f"The unknown {variable.name!r} has a prior that depends on pm.Minibatch: an "
                 "unknown indexed by row can't be sampled from minibatches. Marginalise it out of "

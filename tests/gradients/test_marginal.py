@@ -466,3 +466,45 @@ def test_posterior_predictive_has_the_effects():
     with model:
         drawn = pm.sample_posterior_predictive(idata, random_seed=1, progressbar=False)
     assert np.isfinite(drawn.posterior_predictive["y"]).all()
+
+
+def test_all_ways_in_give_the_same_likelihood():
+    """The ordinary model, pm.Minibatch, and arrays in the place of a few rows, of another dtype."""
+
+    def build(group, y, **total):
+        with pm.Model() as model:
+            a, tau = pm.Normal("a", 0, 2), pm.HalfNormal("tau", 1)
+            z = pm.Normal("z", 0, 1, shape=GROUPS)
+            pm.Normal("y", a + (tau * z)[group()], 1, observed=y(), **total)
+        return model
+
+    def gradient(model, batch_size=20, data=None):
+        point = model.initial_point()
+        effects = named_effects(model, ["z"], point)
+        unknowns = Unknowns([v for v in model.value_vars if v.name != "z"], point)
+        return minibatch_gradient(
+            model,
+            unknowns,
+            batch_size,
+            point,
+            {"mode": "FAST_COMPILE"},
+            data,
+            effects_of_groups=effects,
+        )
+
+    few = build(
+        lambda: pm.Data("group", GROUP[:10].astype(np.int32)), lambda: pm.Data("y_data", REAL[:10])
+    )
+    group, y = pm.Minibatch(GROUP, REAL, batch_size=20)
+    found = [
+        gradient(build(lambda: GROUP, lambda: REAL)),
+        gradient(build(lambda: group, lambda: y, total_size=N), None),
+        gradient(few, data={"group": GROUP.astype(np.int64), "y_data": REAL}),
+    ]
+    results = []
+    for one in found:
+        one.density.place_nodes(one.data, np.zeros(2))
+        results.append(one.passes.likelihood(np.array([0.3, -0.2])))
+    for logp, grad in results[1:]:
+        assert logp == pytest.approx(results[0][0])
+        assert grad == pytest.approx(results[0][1])
