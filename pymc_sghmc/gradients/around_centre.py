@@ -2,7 +2,11 @@
 
 from copy import deepcopy
 
-__all__ = ["AroundCentre"]
+from pytensor.graph.replace import clone_replace
+
+from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
+
+__all__ = ["AroundCentre", "AroundExpansion"]
 
 
 class AroundCentre:
@@ -29,3 +33,36 @@ class AroundCentre:
     def order(self):
         """In which order rows are drawn, by what is known at the centre."""
         return self.anchor.order
+
+
+class AroundExpansion(AroundCentre):
+    """One that knows quadratic functions beside all rows: its ``anchor`` is an `Expansion`.
+
+    It has ``_symbols``, log p̃, its gradient and what `Expansion.inputs` gives them, and the
+    ``_function`` that is compiled of them.
+    """
+
+    order_of_expansion = 2
+
+    def __call__(self, position, minibatch):
+        """Log-density and gradient at ``position``."""
+        rows, arrays = minibatch
+        others = (*rows, *self.anchor.inputs, *arrays, *self.density.given)
+        weights = self.order.weights(rows)
+        return self._function(position, self._one, *weights, *others)
+
+    def symbolic(self, position, reports=False) -> tuple:
+        """Return log p̃ and ∇ log p̃ at a symbolic position, and what they take: see `MinibatchGradient`."""
+        graph, (logp, grad, inputs) = self.density.graph, self._symbols
+        weights, drawn, fixed = symbolic_weights(graph, self.data, self.order)
+        new = {graph.position: position, **weights}
+        logp, grad = clone_replace([logp, grad], new, rebuild_strict=False)
+        return logp, grad, drawn, [graph.prior_weight, *fixed, *inputs, *graph.arrays, *graph.given]
+
+    def fixed_inputs(self, arrays) -> tuple:
+        """Return the values, now, of what doesn't change from one minibatch of ``arrays`` to the next."""
+        anchor = self.anchor
+        if self._placed is None or self._placed.order is not anchor.order:
+            self._placed = RowWeights(self.density.function, anchor.order, anchor.inputs)
+        fixed, others = self._placed.fixed(self.data), (*arrays, *self.density.given)
+        return (self._one, *fixed, *self._placed.tables, *others)

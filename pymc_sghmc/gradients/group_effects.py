@@ -7,14 +7,13 @@ import numpy as np
 import pytensor.tensor as pt
 
 from pymc.pytensorf import compile, join_nonshared_inputs
-from pytensor.compile.mode import get_mode
 from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.models.independence import STABLE
 
 __all__ = ["GroupEffects"]
 
-QUICK = get_mode("FAST_COMPILE").including("stabilize", "specialize")
 MOST_ROUNDS = 50  # of Newton's method
 NEAR = 1e-3  # of a posterior sd, that the last of its steps moves
 FARTHEST = 2.0  # prior sds that one moves, at most
@@ -44,7 +43,7 @@ class GroupEffects:
         outputs = clone_replace(outputs, {position: graph.position}, rebuild_strict=False)
         inputs = [graph.position, marginal.shift, numbers, *graph.rows, *graph.arrays, *graph.given]
         # of many nodes and for few calls, it takes longer to compile than to run
-        self._derivatives = compile(inputs, outputs[:n], mode=QUICK, on_unused_input="ignore")
+        self._derivatives = compile(inputs, outputs[:n], mode=STABLE, on_unused_input="ignore")
         self._joint = density.compiled(inputs, [outputs[0] + outputs[1], *outputs[n:]])
 
     def place(self, density, data, position, factor=None) -> tuple:

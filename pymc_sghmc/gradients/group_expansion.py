@@ -8,13 +8,10 @@ derivative of a quadrature is needed. Knows densities and groups, no way of find
 import numpy as np
 import pytensor.tensor as pt
 
-from pytensor.graph.replace import clone_replace
-
 from pymc_sghmc.faults import NonFinite
-from pymc_sghmc.gradients.around_centre import AroundCentre
+from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.expansion import Expansion
-from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
 from pymc_sghmc.rows.orders import ByLeverage
 
 __all__ = ["GroupExpansion", "group_expansion"]
@@ -30,7 +27,7 @@ STEP = 1e-3  # sds, of differences
 SOME = 4000  # units by which noise is measured
 
 
-class GroupExpansion(AroundCentre):
+class GroupExpansion(AroundExpansion):
     """A gradient without the slope of its noise at a centre, see `SecondOrder`, of groups.
 
     Parameters
@@ -38,8 +35,6 @@ class GroupExpansion(AroundCentre):
     gradient : MinibatchGradient
         Of groups, whose effects are integrated out.
     """
-
-    order_of_expansion = 2
 
     def __init__(self, gradient):
         self.density, self.data, self.passes = gradient.density, gradient.data, gradient.passes
@@ -149,37 +144,10 @@ class GroupExpansion(AroundCentre):
             yield chunk.rows, (inputs if units is None else (inputs, start))
             start += chunk.rows.size
 
-    def __call__(self, position, minibatch):
-        """Log-density and gradient at ``position``."""
-        rows, arrays = minibatch
-        others = (*rows, *self.anchor.inputs, *arrays, *self.density.given)
-        return self._function(position, self._one, *self.order.weights(rows), *others)
-
-    def symbolic(self, position, reports=False) -> tuple:
-        """Return log p̃ and ∇ log p̃ at a symbolic position, and what they take: see `MinibatchGradient`."""
-        graph, (logp, grad, inputs) = self.density.graph, self._symbols
-        weights, drawn, fixed = symbolic_weights(graph, self.data, self.order)
-        new = {graph.position: position, **weights}
-        logp, grad = clone_replace([logp, grad], new, rebuild_strict=False)
-        return logp, grad, drawn, [graph.prior_weight, *fixed, *inputs, *graph.arrays, *graph.given]
-
-    def fixed_inputs(self, arrays) -> tuple:
-        """Return the values, now, of what doesn't change from one minibatch of ``arrays`` to the next."""
-        anchor = self.anchor
-        if self._placed is None or self._placed.order is not anchor.order:
-            self._placed = RowWeights(self.density.function, anchor.order, anchor.inputs)
-        fixed, others = self._placed.fixed(self.data), (*arrays, *self.density.given)
-        return (self._one, *fixed, *self._placed.tables, *others)
-
 
 def group_expansion(gradient) -> GroupExpansion | str:
-    """Make the gradient where that can be, or say why it can't."""
-    density, data = gradient.density, gradient.data
-    d = density.d
-    if not gradient.order.independent:
-        return "rows are drawn without replacement"
-    if density.likelihood_needs_others:
-        return "the likelihood depends on unknowns of other steps"
+    """Make the gradient of groups where that can be, or say why it can't: of a density with a `Marginal`."""
+    data, d = gradient.data, gradient.density.d
     if len(data.n_rows) > 1:
         return "there are likelihoods with other rows"
     if d > MOST_UNKNOWNS:

@@ -16,7 +16,7 @@ import pytensor.tensor as pt
 
 from pytensor.graph.replace import clone_replace, vectorize_graph
 
-from pymc_sghmc.models.grouped_rows import cholesky, solved
+from pymc_sghmc.models.grouped_rows import cholesky, solved, solved_back
 
 __all__ = ["N_NODES", "Marginal"]
 
@@ -163,10 +163,7 @@ class Marginal:
     def _gaussian(self, units, groups):
         mean, factor = self._mean_and_factor(units, groups)
         x = [self._nodes[:, i][:, None] for i in range(self.k)]
-        shift = [None] * self.k
-        for i in reversed(range(self.k)):  # Lᵀ shift = x
-            rest = [factor[j][i] * shift[j] for j in range(i + 1, self.k)]
-            shift[i] = (x[i] - sum(rest, 0.0)) / factor[i][i]
+        shift = solved_back(factor, x)
         nodes = pt.stack([m + s for m, s in zip(mean, shift, strict=True)], axis=-1)
         log_volume = -pt.add(*[pt.log(factor[i][i]) for i in range(self.k)], 0.0)
         return nodes, log_volume

@@ -10,11 +10,10 @@ from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 from pytensor.sparse import CSR, dot
 
-from pymc_sghmc.gradients.around_centre import AroundCentre
+from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.expansion import expand, fits, is_right, noise_at
 from pymc_sghmc.gradients.group_expansion import group_expansion
 from pymc_sghmc.gradients.jacobians import Full, sparse
-from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
 from pymc_sghmc.loops.backends import is_jax
 from pymc_sghmc.models.row_slopes import row_slopes
 
@@ -25,7 +24,7 @@ MOST_WORK = 3e11  # multiplications for the sum of all rows' slopes
 FEW_BYTES = 2**28  # that tables may have however small the data are
 
 
-class SecondOrder(AroundCentre):
+class SecondOrder(AroundExpansion):
     """A gradient without the slope of its noise at a centre θ̂ (Dang et al. 2019; Quiroz et al. 2019).
 
     The log-likelihood of each row has a quadratic function beside it whose sum over all rows is
@@ -44,8 +43,6 @@ class SecondOrder(AroundCentre):
     jacobian : callable
         `Full`, or `Sparse` of some columns.
     """
-
-    order_of_expansion = 2
 
     def __init__(self, gradient, slopes, zetas, jacobian):
         self.density, self.data, self.passes = gradient.density, gradient.data, gradient.passes
@@ -121,29 +118,6 @@ class SecondOrder(AroundCentre):
             For each point and group of rows.
         """
         return noise_at(self, points, coordinates)
-
-    def __call__(self, position, minibatch):
-        """Log-density and gradient at ``position``."""
-        rows, arrays = minibatch
-        others = (*rows, *self.anchor.inputs, *arrays, *self.density.given)
-        weights = self.order.weights(rows)
-        return self._function(position, self._one, *weights, *others)
-
-    def symbolic(self, position, reports=False) -> tuple:
-        """Return log p̃ and ∇ log p̃ at a symbolic position, and what they take: see `MinibatchGradient`."""
-        graph, (logp, grad, inputs) = self.density.graph, self._symbols
-        weights, drawn, fixed = symbolic_weights(graph, self.data, self.order)
-        new = {graph.position: position, **weights}
-        logp, grad = clone_replace([logp, grad], new, rebuild_strict=False)
-        return logp, grad, drawn, [graph.prior_weight, *fixed, *inputs, *graph.arrays, *graph.given]
-
-    def fixed_inputs(self, arrays) -> tuple:
-        """Return the values, now, of what doesn't change from one minibatch of ``arrays`` to the next."""
-        anchor = self.anchor
-        if self._placed is None or self._placed.order is not anchor.order:
-            self._placed = RowWeights(self.density.function, anchor.order, anchor.inputs)
-        fixed, others = self._placed.fixed(self.data), (*arrays, *self.density.given)
-        return (self._one, *fixed, *self._placed.tables, *others)
 
 
 def second_order(gradient) -> SecondOrder | str:

@@ -9,15 +9,14 @@ import pytensor.tensor as pt
 from pymc.logprob.utils import ParameterValueError
 from pymc.pytensorf import compile
 from pytensor import config
-from pytensor.compile.mode import get_mode
 
 from pymc_sghmc.models.grouped_rows import refused
+from pymc_sghmc.models.independence import STABLE
 
 __all__ = ["check_groups"]
 
 CHECKED_ROWS = 300
 JITTERS = (0.5, 0.1, 0.01)  # of the start
-MODE = get_mode("FAST_COMPILE").including("stabilize", "specialize")
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4, "equal_nan": True}
 
 
@@ -48,7 +47,7 @@ def check_groups(model, effects, rows, term, batches, arrays, index, point) -> N
     try:
         of_all = rows.prior(numbers, pt.arange(rows.n_groups)).sum()
         cut = [rows.rows(numbers[groups], groups), of_all]
-        function = compile(inputs, [*own, *cut], mode=MODE, on_unused_input="ignore")
+        function = compile(inputs, [*own, *cut], mode=STABLE, on_unused_input="ignore")
         found = [
             _at_jittered(function, model, rows, point, scale, rng, data, index[some])
             for scale in JITTERS

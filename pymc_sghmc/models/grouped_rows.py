@@ -16,7 +16,7 @@ from pymc_sghmc.models.effects import LOCATION_AND_SCALE
 from pymc_sghmc.models.graphs import slice_rows
 from pymc_sghmc.models.row_axes import row_axes
 
-__all__ = ["Effect", "GroupedRows", "axis_of", "cholesky", "refused", "solved"]
+__all__ = ["Effect", "GroupedRows", "axis_of", "cholesky", "refused", "solved", "solved_back"]
 
 
 class Effect(NamedTuple):
@@ -109,11 +109,8 @@ class GroupedRows(NamedTuple):
     def _normal(self, effect, own, groups):
         """Log-density of multivariate normal vectors, (n,): by numbers, as there are few in each."""
         factor, k = _factor(effect), effect.size
-        shift, y = own - self._location(effect, groups, own.shape[0]), []
-        for i in range(k):
-            y.append(
-                (shift[:, i] - sum((factor[i][m] * y[m] for m in range(i)), 0.0)) / factor[i][i]
-            )
+        shift = own - self._location(effect, groups, own.shape[0])
+        y = _solved_forth(factor, [shift[:, i] for i in range(k)])
         constant = -0.5 * k * np.log(2 * np.pi) - sum(pt.log(factor[i][i]) for i in range(k))
         return -0.5 * sum(pt.square(x) for x in y) + constant
 
@@ -203,12 +200,23 @@ def cholesky(A):
 
 def solved(L, rhs):
     """(LLᵀ)⁻¹ times a vector, in lists of variables."""
-    k, y, x = len(L), [], [None] * len(L)
-    for i in range(k):
+    return solved_back(L, _solved_forth(L, rhs))
+
+
+def _solved_forth(L, rhs):
+    """L⁻¹ times a vector."""
+    y = []
+    for i in range(len(L)):
         y.append((rhs[i] - sum((L[i][m] * y[m] for m in range(i)), 0.0)) / L[i][i])
+    return y
+
+
+def solved_back(L, rhs):
+    """L⁻ᵀ times a vector, in lists of variables."""
+    k, x = len(L), [None] * len(L)
     for i in reversed(range(k)):
         rest = sum((L[m][i] * x[m] for m in range(i + 1, k)), 0.0)
-        x[i] = (y[i] - rest) / L[i][i]
+        x[i] = (rhs[i] - rest) / L[i][i]
     return x
 
 

@@ -10,7 +10,7 @@ from pytensor.graph.basic import Constant
 from pymc_sghmc.checks import quoted
 from pymc_sghmc.models.graphs import array_of, odd_values
 
-__all__ = ["check_rows", "leading_dim", "not_sliceable"]
+__all__ = ["STABLE", "check_rows", "leading_dim", "not_sliceable"]
 
 # Jitters of the starting point for the check of rows: at the start itself coefficients are often
 # zero and hide what they multiply; far from it log-densities may be infinite, the sooner the larger
@@ -19,7 +19,8 @@ JITTERS = (0.5, 0.1, 0.02, 0.004, 1e-4, 1e-6, 0.0)
 ENOUGH_POINTS = 4
 # The first is the quickest to run. The other doesn't take log(1 − sigmoid(η)) for −∞ at η > 37.
 FAST = get_mode("FAST_COMPILE")
-MODES = (FAST, FAST.including("stabilize", "specialize"))
+STABLE = FAST.including("stabilize", "specialize")
+MODES = (FAST, STABLE)
 # Sizes of the batches in the check. Several, so that none can hide by agreeing with another
 # length of the model; many single rows, because a maximum or a count shows in them first.
 CHECK_SIZES = (*[1] * 8, 2, 3, 7, 16)
