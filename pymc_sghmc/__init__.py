@@ -12,6 +12,7 @@ from pymc_sghmc.exact.hmc_bfgs import HMCBFGS
 from pymc_sghmc.exact.qnhmc import QNHMC
 from pymc_sghmc.runs.recovery import recover_effects
 from pymc_sghmc.runs.resume import resume
+from pymc_sghmc.runs.run_store import RunStore
 from pymc_sghmc.samplers.sghmc import SGHMC
 from pymc_sghmc.samplers.sgld import SGLD
 from pymc_sghmc.samplers.sgnht import SGNHT
@@ -25,6 +26,7 @@ __all__ = [
     "SGLD",
     "SGNHT",
     "GammaGibbs",
+    "RunStore",
     "diagnostics",
     "loaders",
     "recover_effects",

@@ -6,6 +6,9 @@ Knows versions and their features; knows no samplers and no mathematics.
 
 import logging
 import multiprocessing
+import os
+import threading
+import time
 
 from contextlib import contextmanager, nullcontext
 from functools import cache
@@ -34,11 +37,17 @@ try:  # PyTensor 3: softmax, logsumexp and others are built for the static shape
 except ImportError:  # PyTensor 2 has none of these. With PyMC 5's end, keep the import alone.
     SymbolicOp = ()
 
+try:  # PyMC 6. With PyMC 5's end, keep this line alone.
+    from pymc.backends import _ZarrTraceBase as StoredTrace
+except ImportError:  # PyMC 5.28; it doesn't need zarr to be imported
+    from pymc.backends.zarr import ZarrTrace as StoredTrace
+
 _log = logging.getLogger(__name__)
 
 __all__ = [
     "BroadcastTo",
     "ChainSetup",
+    "StoredTrace",
     "SymbolicOp",
     "add_end_of_run_check",
     "ancestors",
@@ -84,6 +93,23 @@ def _one_thread():
             library.set_num_threads(threads)
 
 
+def end_with_parent():
+    """End a worker whose parent is gone: forked ones (PyMC 5.28 and 6) would wait for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getpid() not in _watched:
+        _watched.add(os.getpid())
+        threading.Thread(target=_watch, args=(parent, os.getppid()), daemon=True).start()
+
+
+_watched = set()  # processes; a forked one has its parent's set, but not its threads
+
+
+def _watch(parent, pid):
+    while parent.is_alive() and os.getppid() == pid:
+        time.sleep(1)
+    os._exit(1)
+
+
 class ChainSetup(BlockedStep):
     """Gives a step method one hook, ``begin_chain(rng)``, before each chain.
 
@@ -103,11 +129,13 @@ class ChainSetup(BlockedStep):
     def set_rng(self, rng):
         """Start a chain (PyMC 5.28)."""
         self.one_blas_thread = one_blas_thread()
+        end_with_parent()
         self.begin_chain(get_random_generator(rng, copy=False))
 
     def setup_chain(self, rng, tune, draws):
         """Start a chain (PyMC 6)."""
         self.one_blas_thread = one_blas_thread()
+        end_with_parent()
         self.begin_chain(get_random_generator(rng, copy=False))
 
 

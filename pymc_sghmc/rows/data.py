@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_sghmc.models.graphs import array_of, odd_values
+from pymc_sghmc.rows.files import mapped_file
 
 __all__ = ["Chunk", "InMemory", "Minibatch", "Minibatches"]
 
@@ -66,11 +67,15 @@ class InMemory:
     ----------
     rows : int or None
         Number of rows in a minibatch where it was chosen: see `resize`.
+    files : list of (str, int)
+        Behind memory maps, and how many bytes of them are read.
     is_noisy : list of bool
         Whether a minibatch of each group is less than all of its rows.
     noisy_batch_sizes : list of int
         Sizes of the minibatches that aren't all of their rows; empty if the gradient is exact.
     """
+
+    files = ()
 
     def __init__(self, groups, sources, dtype, resident):
         self.groups, self.sources, self.dtype, self._resident = groups, sources, dtype, resident
@@ -83,6 +88,8 @@ class InMemory:
             np.ma.getdata(source if isinstance(source, np.ndarray) else array_of(source))
             for source in self.sources
         )
+        mapped = map(mapped_file, self.arrays)
+        self.files = list(dict.fromkeys(file for file in mapped if file is not None))
         lengths = iter(map(len, self.arrays))
         n_rows = []
         for group in self.groups:

@@ -12,6 +12,7 @@ import numpy as np
 
 from pymc_sghmc.faults import Fault
 from pymc_sghmc.models.graphs import array_of
+from pymc_sghmc.rows.files import is_cut_short, mapped_file
 from pymc_sghmc.rows.reading import Reader
 
 __all__ = ["Source", "StreamFault", "check_file", "given_arrays"]
@@ -176,17 +177,13 @@ class Source:
 
 def check_file(name, array) -> None:
     """Refuse an `np.memmap` whose file has become shorter than it."""
-    owner = array
-    while isinstance(getattr(owner, "base", None), np.ndarray):
-        owner = owner.base
-    filename = getattr(owner, "filename", None)
-    if isinstance(owner, np.memmap) and filename is not None and os.path.exists(filename):
-        size, needed = os.path.getsize(filename), owner.offset + owner.nbytes
-        if size < needed:
-            raise ValueError(
-                f"data=: the file {os.fspath(filename)} of {name!r} has {size} bytes, fewer than "
-                f"the {needed} of its rows: it was cut short."
-            )
+    file = mapped_file(array)
+    if file is not None and is_cut_short(*file):
+        filename, needed = file
+        raise ValueError(
+            f"data=: the file {filename} of {name!r} has {os.path.getsize(filename)} bytes, fewer "
+            f"than the {needed} of its rows: it was cut short."
+        )
 
 
 def _container(model, name):

@@ -1,4 +1,4 @@
-"""Go on with a run that was killed, from what PyMC's ``ZarrTrace`` has stored of it.
+"""Go on with a run that was killed, from what `RunStore` or PyMC's ``ZarrTrace`` has stored of it.
 
 ``pm.sample`` samples as in the first run. Each chain's stored draws are passed over, its steps take
 up the state stored with them, and what follows is what an uninterrupted run would have drawn.
@@ -10,6 +10,8 @@ import pymc as pm
 from pymc.model import modelcontext
 
 from pymc_sghmc.runs.killed_run import KilledRun
+from pymc_sghmc.runs.run_folder import is_run
+from pymc_sghmc.runs.run_store import RunStore
 from pymc_sghmc.runs.store import opened
 
 __all__ = ["resume"]
@@ -18,14 +20,15 @@ __all__ = ["resume"]
 def resume(trace, *, step, model=None, **kwargs):
     """Make the draws that a killed run still owes, the same that it would have made.
 
-    For runs of ``pm.sample(trace=ZarrTrace(store, include_transformed=True), ...)`` with a step
-    method of this package. Each chain goes on after its last stored draw, and chains that hadn't
+    For runs of ``pm.sample(trace=RunStore(path), ...)``, where starting the same script again does the
+    same, and of ``pm.sample(trace=ZarrTrace(store, include_transformed=True), ...)`` with a step method of
+    this package. Each chain goes on after its last stored draw, and chains that hadn't
     begun begin as they would have. All draws are in the same store in the end. Errors come before
     anything is sampled or changed in the store.
 
     Parameters
     ----------
-    trace : path, zarr store or ZarrTrace
+    trace : path, RunStore, zarr store or ZarrTrace
         Where the killed run stored its draws. Don't make a new ``ZarrTrace`` of the path: that
         deletes all that is there.
     step : step method or list of them
@@ -35,7 +38,7 @@ def resume(trace, *, step, model=None, **kwargs):
     **kwargs
         Other arguments of ``pm.sample`` as in the killed run, such as ``initvals``. ``cores``,
         ``mp_ctx``, ``progressbar`` and those of the result may change. ``draws``, ``tune``,
-        ``chains`` and ``random_seed`` are known from the store and may be left out.
+        ``chains`` and, of a ``ZarrTrace``, ``random_seed`` are known from the store and may be left out.
 
     Returns
     -------
@@ -68,6 +71,9 @@ def resume(trace, *, step, model=None, **kwargs):
     {'chain': 2, 'draw': 40}
     """
     model = modelcontext(model)
+    if isinstance(trace, RunStore) or is_run(trace):
+        store = trace if isinstance(trace, RunStore) else RunStore(trace)
+        return pm.sample(step=step, model=model, trace=store, **store.numbers() | kwargs)
     killed = KilledRun(opened(trace))
     kwargs = killed.arguments(**kwargs)
     if killed.is_finished:

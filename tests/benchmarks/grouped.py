@@ -5,7 +5,8 @@ python tests/benchmarks/grouped.py --references [--name NAME ...]
 
 prints one line of JSON with, for each model and way: seconds of making the step and of ``pm.sample`` (four
 chains of 1,000 + 1,000 draws), learning rate, mean λ, the largest R-hat and the least effective size over all unknowns, this per
-second of a core while sampling over nutpie's, and the largest errors of means, in standard deviations, and of standard
+second of a core while sampling over nutpie's, seconds from start to 400 effective draws of the least of them (set-up, all of
+``pm.sample``'s time before the draws, as many draws as that takes) beside nutpie's on as many cores, and the largest errors of means, in standard deviations, and of standard
 deviations, relative, over all unknowns that the reference has. ``--way ADVI`` is PyMC's ``pm.fit`` with 30,000 steps
 on all data, and 4,000 draws from what it finds; ``integrated out`` gives the effects of groups to ``marginalize``. ``--references`` makes references: four chains by nutpie on one core, which wants an environment of its own,
 in the non-centred form; means, standard deviations, the least effective size and seconds go to grouped_references.npz. Models of
@@ -76,9 +77,11 @@ def run(name, way):
     if centring is not None:
         row["λ"] = float(centring.weights.mean())
     with np.load(REFERENCES) as known:
-        if (key := f"{name}: seconds, least ESS") in known:
-            elapsed, least = known[key]
+        if (key := f"{name}: seconds, least ESS, draws") in known:
+            elapsed, least, length = known[key]
             row["× nutpie"] = row["least ESS"] / (CORES * seconds) / (least / elapsed)
+            row["to 400"] = made - began + seconds * (1 + min(1, 400 / row["least ESS"])) / 2
+            row["nutpie to 400"] = elapsed / CORES * (1000 + length * 400 / least) / (1000 + length)
     return row | errors(name, draws)
 
 
@@ -128,7 +131,7 @@ def refer(names, draws, tune):
             known[f"{name}/{key}/mean"] = x.mean(axis=(0, 1)).astype(np.float32)
             known[f"{name}/{key}/sd"] = x.std(axis=(0, 1)).astype(np.float32)
             least = min(least, float(over_unknowns(az.ess, x).min()))
-        known[f"{name}: seconds, least ESS"] = np.array([seconds, least])
+        known[f"{name}: seconds, least ESS, draws"] = np.array([seconds, least, draws])
         report.progress(name, {"seconds": seconds, "least ESS": least})
         np.savez_compressed(REFERENCES, **known)
 
@@ -156,7 +159,7 @@ def main():
     packages = "numpy", "pymc", "pytensor", "numba", "arviz", "pymc-sghmc"
     report.print_json({"benchmark": "grouped", "rows": rows, **report.closing(machine, *packages)})
     if args.markdown:
-        keys = "λ", "set-up", "sampling", "learning_rate", "R-hat", "least ESS", "× nutpie", "mean", "mean, r.m.s.", "sd", "sd, mean"  # fmt: skip
+        keys = "λ", "set-up", "sampling", "learning_rate", "R-hat", "least ESS", "× nutpie", "to 400", "nutpie to 400", "mean", "mean, r.m.s.", "sd", "sd, mean"  # fmt: skip
         table = [[name, *(row.get(key) for key in keys)] for name, row in rows.items()]
         print(report.markdown_table(["", *keys], table))
     return None

@@ -1,0 +1,128 @@
+"""Files that are written once: arrays and facts, under a name that holds their checksum.
+
+A file is NumPy's ``.npz`` with a JSON text among its arrays. It is written under another name, flushed to
+the disk and renamed, and never written again: it is whole, or it isn't there. Knows arrays, JSON and
+folders; no runs and no pickles.
+"""
+
+import hashlib
+import io
+import json
+import os
+import re
+
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+__all__ = ["DamagedFile", "array", "found", "read", "remove_unfinished", "write"]
+
+FACTS = "facts.json"
+UNFINISHED = ".unfinished"
+NAME = re.compile(r"(?P<stem>[a-z]+(?:-\d+)*)-(?P<checksum>[0-9a-f]{16})\.npz")
+
+
+class DamagedFile(ValueError):
+    """A file isn't what was written."""
+
+    def __init__(self, path, reason):
+        super().__init__(
+            f"{os.fspath(path)} is damaged: {reason}. Nothing was changed. Bring the file back from a copy, or "
+            "begin the run anew in another folder."
+        )
+
+
+def write(folder, stem, arrays, facts=None) -> Path:
+    """Write arrays, and facts that JSON can hold, to a new file in a folder.
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    OSError
+        With the folder and what can be done, if it can't be written.
+    """
+    file = io.BytesIO()
+    text = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    np.savez(file, **{FACTS: text}, **arrays)
+    contents = file.getbuffer()
+    path = Path(folder) / f"{stem}-{_checksum(contents)}.npz"
+    unfinished = path.with_name(path.name + UNFINISHED)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(unfinished, "wb") as new:
+            new.write(contents)
+            new.flush()
+            os.fsync(new.fileno())
+        os.replace(unfinished, path)
+        _flush_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise OSError(
+            error.errno,
+            f"{error.strerror}: {path.parent} can't be written to. What was stored before is kept; when this is mended, "
+            "start the same script again",
+        ) from error
+    return path
+
+
+def found(folder, stem) -> list:
+    """Return the paths of the whole files of a kind, with the numbers in their names, in their order."""
+    paths = []
+    for path in Path(folder).glob(f"{stem}-*.npz"):
+        match = NAME.fullmatch(path.name)
+        if match and re.fullmatch(rf"{stem}(-\d+)*", match["stem"]):
+            numbers = match["stem"].split("-")[1:]
+            paths.append((tuple(map(int, numbers)), path))
+    return sorted(paths)
+
+
+def read(path):
+    """Return the arrays of a file, by their names, and its facts.
+
+    Raises
+    ------
+    DamagedFile
+        If it isn't what was written, by its checksum.
+    """
+    contents = Path(path).read_bytes()
+    if _checksum(contents) != NAME.fullmatch(Path(path).name)["checksum"]:
+        raise DamagedFile(path, "its checksum is another")
+    with np.load(io.BytesIO(contents), allow_pickle=False) as opened:
+        arrays = dict(opened)
+    return arrays, json.loads(arrays.pop(FACTS).tobytes())
+
+
+def array(path, name) -> np.ndarray:
+    """Return one array of a file; NumPy checks its bytes by the sum that ``.npz`` keeps of each."""
+    try:
+        with np.load(path, allow_pickle=False) as opened:
+            return opened[name]
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # whatever zipfile makes of it
+        raise DamagedFile(path, error) from error
+
+
+def remove_unfinished(folder) -> None:
+    """Remove what a killed process was writing."""
+    for path in Path(folder).rglob(f"*{UNFINISHED}"):
+        path.unlink(missing_ok=True)
+
+
+def _checksum(contents) -> str:
+    return hashlib.blake2b(contents, digest_size=8).hexdigest()
+
+
+def _flush_folder(folder):
+    """Flush the names in a folder, where systems let it be opened."""
+    with suppress(PermissionError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,173 @@
+"""Marks by which a stored run knows its model, its data and its steps again.
+
+Knows graphs, arrays and files; no chains. Nothing is compiled or evaluated: ten million rows cost as
+much as a thousand.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+
+from importlib.metadata import version
+
+import numpy as np
+
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant
+
+from pymc_sghmc.runs.states import encoded, frozen
+
+__all__ = ["different", "fingerprint"]
+
+SAMPLED = 2**20  # bytes of an array that are looked at, at most
+PACKAGES = "pymc", "pytensor", "numpy", "pymc-sghmc"
+ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+
+
+def fingerprint(model, step, **numbers) -> dict:
+    """Return what must be the same for a chain to go on: numbers, graph, data and settings.
+
+    Parameters
+    ----------
+    model : pm.Model
+    step : step method
+    **numbers
+        Of the run, such as ``draws``.
+
+    Returns
+    -------
+    dict
+        Of what JSON can hold.
+    """
+    arrays = {}
+    values = {v.name: [list(v.type.shape), v.dtype] for v in model.value_vars}
+    with np.errstate(all="ignore"):
+        terms = model.logp(sum=False)
+    graph = _graph(terms, arrays)
+    steps = {}
+    for name, value in frozen(step.sampling_state).items():
+        steps[name] = _setting(value, f"step, {name}", arrays)
+    return {
+        "numbers": numbers,
+        "unknowns": values,
+        "model": graph,
+        "data": {name: _array(array) for name, array in arrays.items()},
+        "step": steps,
+        "versions": {name: version(name) for name in PACKAGES}
+        | {"python": platform.python_version(), "machine": platform.machine()},
+    }
+
+
+def different(stored, new) -> str:
+    """Say what of a run is another, in words for an error; nothing if it is the same.
+
+    Times of files and versions may be others.
+    """
+    for name, value in stored["numbers"].items():
+        if new["numbers"].get(name) != value:
+            return f"{name}={new['numbers'].get(name)}, and the run in it has {name}={value}"
+    for name in sorted(stored["unknowns"].keys() | new["unknowns"].keys()):
+        old, now = (x["unknowns"].get(name, "none") for x in (stored, new))
+        if old != now:
+            return f"the model's unknown {name} is {now}, and in the run {old} (shape, dtype)"
+    for name in sorted(stored["step"].keys() | new["step"].keys()):
+        old, now = (x["step"].get(name, "none") for x in (stored, new))
+        if old != now:
+            return f"the step's {name.rpartition(': ')[2]} is {now}, and in the run {old}"
+    if stored["model"] != new["model"]:
+        return "the model has another prior, likelihood or constant than that of the run" + (
+            ""
+            if stored["versions"] == new["versions"]
+            else ", or other versions of PyMC or PyTensor write it so"
+        )
+    for name in sorted(stored["data"].keys() | new["data"].keys()):
+        old, now = (x["data"].get(name, {}) for x in (stored, new))
+        for what in ("shape", "dtype", "bytes"):
+            if old.get(what) != now.get(what):
+                where = f" (file {now['file']})" if "file" in now else ""
+                return f"the data in {name}{where} have another {what} than those of the run"
+    return ""
+
+
+def _setting(value, name, arrays):
+    """Return a setting as JSON; data go to the arrays, and of what can't be stored its type counts."""
+    if isinstance(value, dict):
+        return {str(k): _setting(v, f"{name} {k!r}", arrays) for k, v in value.items()}
+    if isinstance(value, np.ndarray):
+        arrays[name] = value
+        return "an array"
+    inside = {}
+    try:
+        text = encoded(value, inside)
+    except TypeError:
+        return f"a {type(value).__qualname__}"
+    arrays |= {f"{name}, {key}": x for key, x in inside.items()}
+    return json.loads(json.dumps(text))
+
+
+def _graph(outputs, arrays) -> str:
+    """Return the checksum of a graph's operations; arrays that it holds are added to ``arrays``."""
+    numbers, digest, todo = {}, hashlib.blake2b(digest_size=16), list(reversed(outputs))
+    while todo:
+        variable = todo[-1]
+        if variable in numbers:
+            todo.pop()
+            continue
+        node = variable.owner
+        inputs = [] if node is None else node.inputs
+        if missing := [x for x in reversed(inputs) if x not in numbers]:
+            todo += missing
+            continue
+        todo.pop()
+        numbers[variable] = len(numbers)
+        words = [str(numbers[x]) for x in inputs]
+        words += [_leaf(variable, f"array {len(arrays)}", arrays)] if node is None else [
+            ADDRESS.sub("", str(node.op)), str(node.outputs.index(variable))
+        ]  # fmt: skip
+        digest.update("|".join([str(variable.type), *words, "\n"]).encode())
+    digest.update(str([numbers[x] for x in outputs]).encode())
+    return digest.hexdigest()
+
+
+def _leaf(variable, name, arrays) -> str:
+    if isinstance(variable, SharedVariable):
+        value = variable.get_value(borrow=True)
+    elif isinstance(variable, Constant):
+        value = variable.data
+    else:
+        return str(variable.name)
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        arrays[variable.name or f"{name} of the model, shape {value.shape}"] = value
+        return "array"
+    return ADDRESS.sub("", f"{type(value).__name__} {value}")
+
+
+def _array(array) -> dict:
+    """Return shape, dtype and a checksum of some bytes of an array, and of its file size and time."""
+    array = np.ma.getdata(array)
+    marks = {"shape": list(array.shape), "dtype": array.dtype.str, "bytes": _bytes(array)}
+    owner = array
+    while isinstance(getattr(owner, "base", None), np.ndarray):
+        owner = owner.base
+    filename = getattr(owner, "filename", None)
+    if filename is not None and os.path.exists(filename):
+        stat = os.stat(filename)
+        marks |= {"file": os.fspath(filename), "size": stat.st_size, "time": stat.st_mtime_ns}
+    return marks
+
+
+def _bytes(array) -> str:
+    """Return a checksum: of all of a small array, of pieces spread over a large one."""
+    digest = hashlib.blake2b(digest_size=16)
+    if array.nbytes <= SAMPLED or array.ndim == 0:
+        digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+    row = max(1, array.nbytes // len(array))
+    count = max(2, min(len(array), SAMPLED // row))
+    rows = np.linspace(0, len(array) - 1, min(count, 4096)).astype(np.int64)
+    piece = max(1, count // rows.size)
+    for start in rows:
+        digest.update(np.ascontiguousarray(array[start : start + piece]).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,249 @@
+"""What a step method does in a run that is stored: passes over what is there, and records the rest.
+
+The class of a step is exchanged for one that asks a `Recorder` at each draw, in the process that samples.
+Knows PyMC's steps and the files of a chain; no models and no formula of a sampler.
+"""
+
+import multiprocessing
+import re
+import time
+
+from multiprocessing.util import Finalize
+
+import numpy as np
+
+from pymc_sghmc.runs import files
+from pymc_sghmc.runs.states import decoded, encoded
+
+__all__ = ["ChainFiles", "Recorder", "recorded", "unrecorded"]
+
+SECONDS = 1.0  # at least, between two segments
+SHARE = 0.01  # of a chain's time between two segments, and of its time for writing, at most
+LONGEST = 60.0  # seconds between two segments, at most
+BYTES = 2**25  # of draws that wait to be written
+WORKER = re.compile(r"worker_chain_(\d+)")  # PyMC's names of processes
+
+
+class ChainFiles:
+    """The files of one chain.
+
+    Attributes
+    ----------
+    folder : Path
+    segments : list of (int, int, Path)
+        First draw, draw after the last one, and file, without gaps.
+    """
+
+    def __init__(self, folder, chain):
+        self.folder, self.chain = folder / f"chain{chain}", chain
+        self.segments, made = [], 0
+        for (start, stop), path in files.found(self.folder, "draws"):
+            if start > made:
+                raise files.DamagedFile(
+                    self.folder, f"draws {made} to {start - 1} of chain {chain} are missing"
+                )
+            if stop > made:
+                self.segments.append((start, stop, path))
+                made = stop
+
+    @property
+    def made(self) -> int:
+        """Number of stored draws."""
+        return self.segments[-1][1] if self.segments else 0
+
+    def state(self):
+        """Return the number of draws after which the last state was stored, its point and itself."""
+        stored = files.found(self.folder, "state")
+        if not stored:
+            return 0, {}, {}, None
+        [made], path = stored[-1]
+        if made > self.made:
+            raise files.DamagedFile(
+                self.folder,
+                f"chain {self.chain} has {self.made} draws, and its state is that after {made}",
+            )
+        arrays, facts = files.read(path)
+        point = {name: arrays.pop(f"point {name}") for name in facts["point"]}
+        return made, point, arrays, facts["state"]
+
+    def check(self) -> None:
+        """Read all files that a chain goes on from; raises `DamagedFile`."""
+        self.state()
+        for _, _, path in self.segments:
+            files.read(path)
+
+    def draws(self, stop):
+        """Yield the arrays of each of the first draws, one segment in memory at a time."""
+        at = 0
+        for start, end, path in self.segments:
+            if at >= stop:
+                return
+            arrays, _ = files.read(path)
+            for i in range(at - start, min(end, stop) - start):
+                yield {name: array[i] for name, array in arrays.items()}
+            at = end
+
+
+class Recorder:
+    """Of a run: given to its step, and with it to each process.
+
+    Parameters
+    ----------
+    folder : Path
+    fn : callable
+        From a point's values to those that are stored.
+    names : list of str
+        Of these.
+    stats : list of dict
+        Name and type of each statistic of each sampler.
+    tune, draws : int
+    """
+
+    def __init__(self, folder, fn, names, stats, tune, draws):
+        self.folder, self.fn, self.names = folder, fn, names
+        self.stats = [{k: d for k, d in own.items() if np.dtype(d) != object} for own in stats]
+        self.tune, self.total = tune, tune + draws
+        self.begun, self.files = 0, None
+
+    def begin(self, step):
+        """Meet the step at the start of a chain."""
+        named = WORKER.fullmatch(multiprocessing.current_process().name)
+        chain, self.begun = int(named[1]) if named else self.begun, self.begun + 1
+        self.files = ChainFiles(self.folder, chain)
+        self.stored = self.files.made
+        self.passed, self.point, arrays, state = self.files.state()
+        self.state = None if state is None else decoded(state, arrays, step.sampling_state)
+        self.passing = self.files.draws(self.passed)
+        self.made, self.buffer, self.waiting = 0, [], 0
+        self.began = self.written = time.perf_counter()
+        self.cost = 0.0
+        if named:
+            Finalize(self, self.close, exitpriority=100)
+
+    def __getstate__(self):
+        return {**self.__dict__, "files": None, "passing": None, "buffer": []}
+
+    def step(self, step, draw, point):
+        """Make a draw with ``draw``, or pass over one that is stored."""
+        if self.made < self.passed:
+            return self._pass_over(step, point)
+        try:
+            point, stats = draw(point)
+        except BaseException:
+            self.close()
+            raise
+        self.made += 1
+        if self.made > self.stored:
+            self._record(point, stats)
+            if self._is_due():
+                self._write(step, point)
+        return point, stats
+
+    def _pass_over(self, step, point):
+        stored = next(self.passing)
+        self.made += 1
+        point = {
+            name: stored[name] if name in stored else np.full_like(value, np.nan, dtype=float)
+            for name, value in point.items()
+        }
+        if self.made == self.passed:
+            step.sampling_state = self.state
+            point, self.state = {**point, **self.point}, None
+        stats = [
+            {name: stored[f"{i} {name}"][()] for name in own} for i, own in enumerate(self.stats)
+        ]
+        return point, stats
+
+    def _record(self, point, stats):
+        values = [np.array(value) for value in self.fn(*point.values())]
+        self.buffer.append((values, stats))
+        self.waiting += sum(value.nbytes for value in values)
+
+    def _is_due(self) -> bool:
+        now = time.perf_counter()
+        least = max(SECONDS, SHARE * (now - self.began), self.cost / SHARE)
+        return (
+            self.made == self.total
+            or self.waiting > BYTES
+            or now - self.written > min(LONGEST, least)
+        )
+
+    def _write(self, step, point):
+        """Write the draws that wait, and then the state in which the step is after them."""
+        began = time.perf_counter()
+        self._write_draws()
+        arrays = {f"point {name}": np.asarray(value) for name, value in point.items()}
+        facts = {"point": list(point)}
+        facts["state"] = encoded(step.sampling_state, arrays)
+        old = files.found(self.files.folder, "state")
+        new = files.write(self.files.folder, f"state-{self.made:09}", arrays, facts)
+        for _, path in old:
+            if path != new:
+                path.unlink(missing_ok=True)
+        self.written = time.perf_counter()
+        self.cost = self.written - began
+
+    def _write_draws(self):
+        if not self.buffer:
+            return
+        buffer = list(self.buffer)
+        arrays = {
+            name: np.stack([values[k] for values, _ in buffer]) for k, name in enumerate(self.names)
+        }
+        for i, own in enumerate(self.stats):
+            for name, dtype in own.items():
+                nothing = np.zeros((), dtype)
+                stats = [stats[i].get(name, nothing) for _, stats in buffer]
+                arrays[f"{i} {name}"] = np.asarray(stats, dtype)
+        stop = self.stored + len(buffer)
+        stem = f"draws-{self.stored:09}-{stop:09}"
+        path = files.write(self.files.folder, stem, arrays)
+        self.files.segments.append((self.stored, stop, path))
+        self.stored, self.waiting = stop, 0
+        del self.buffer[: len(buffer)]
+
+    def close(self):
+        """Write what waits: the draws alone, as the step may be in the middle of the next one."""
+        if self.files is not None:
+            self._write_draws()
+
+
+class _Recorded:
+    """What is put before the class of a step."""
+
+    def setup_chain(self, *args):
+        super().setup_chain(*args)
+        self._recorder.begin(self)
+
+    def set_rng(self, *args):
+        super().set_rng(*args)
+        self._recorder.begin(self)
+
+    def step(self, point):
+        return self._recorder.step(self, super().step, point)
+
+    def __reduce__(self):
+        cls = type(self).__mro__[2]
+        plain = object.__new__(cls)
+        plain.__dict__.update({k: v for k, v in self.__dict__.items() if k != "_recorder"})
+        return _again, (plain, self._recorder)
+
+
+def recorded(step, recorder):
+    """Let a step record its draws."""
+    cls = type(unrecorded(step))
+    step.__class__ = type(cls.__name__, (_Recorded, cls), {"__module__": cls.__module__})
+    step._recorder = recorder
+    return step
+
+
+def unrecorded(step):
+    """Let it be what it was."""
+    if isinstance(step, _Recorded):
+        step.__class__ = type(step).__mro__[2]
+        del step._recorder
+    return step
+
+
+def _again(step, recorder):
+    return recorded(step, recorder)

@@ -1,0 +1,102 @@
+"""The folder of a stored run: who may write to it, and what run it is.
+
+Knows files and locks; no draws, no traces of PyMC's.
+"""
+
+import logging
+import os
+
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from pymc_sghmc.runs import files
+from pymc_sghmc.runs.fingerprint import different
+
+__all__ = ["RunFolder", "is_run"]
+
+_log = logging.getLogger(__name__)
+
+WAIT = 10.0  # seconds for the workers of a killed run to end, who hold its lock
+LOCK = "lock"
+
+
+def is_run(path) -> bool:
+    """Whether a path is a folder in which a run lives."""
+    return isinstance(path, str | os.PathLike) and bool(files.found(path, "run"))
+
+
+class RunFolder:
+    """A folder in which one run lives.
+
+    Parameters
+    ----------
+    path : path
+    """
+
+    def __init__(self, path):
+        self.path, self._lock = Path(path), None
+
+    def __str__(self):
+        return f"RunStore({os.fspath(self.path)!r})"
+
+    def hold(self) -> None:
+        """Be the one process that writes, until `release` or the end of it and its workers."""
+        if self._lock is not None:
+            return
+        names = sorted(x.name for x in self.path.iterdir()) if self.path.is_dir() else []
+        if names and LOCK not in names:
+            raise ValueError(
+                f"trace={self}: the folder has other things in it, such as {names[0]}. Give the "
+                "run a folder of its own."
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / LOCK, timeout=WAIT)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise ValueError(
+                f"trace={self}: another process is writing to this run. Wait for it, or end it "
+                "and its workers. Nothing was changed."
+            ) from None
+        self._lock = lock
+        files.remove_unfinished(self.path)
+
+    def release(self) -> None:
+        """Let other processes write."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def begin(self, fingerprint, layout, coords) -> None:
+        """Write what run this is, or compare it with the one that is there."""
+        if not files.found(self.path, "run"):
+            facts = {"fingerprint": fingerprint, "layout": layout}
+            files.write(self.path, "run", coords, facts)
+            return
+        stored = self.manifest()[1]["fingerprint"]
+        if what := different(stored, fingerprint):
+            raise ValueError(
+                f"trace={self}: {what}. A run goes on with the model, data, settings and numbers "
+                "that it was begun with; begin another one in another folder. Nothing was changed."
+            )
+        for name, version in stored["versions"].items():
+            if fingerprint["versions"][name] != version:
+                _log.warning(
+                    f"{self}: begun with {name} {version}, goes on with "
+                    f"{fingerprint['versions'][name]}. The draws may differ from those of a run "
+                    "that nothing has ended."
+                )
+
+    def manifest(self):
+        """Return the coordinates of the run, and what it is.
+
+        Raises
+        ------
+        ValueError
+            If there is no run.
+        """
+        stored = files.found(self.path, "run")
+        if not stored:
+            raise ValueError(f"{self}: no run is stored there.")
+        return files.read(stored[0][1])

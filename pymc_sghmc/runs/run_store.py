@@ -1,0 +1,250 @@
+"""A run on disk that survives what ends it: `RunStore`, a trace of PyMC's.
+
+Knows PyMC's traces, models as names and shapes, and files; no formula of a sampler.
+"""
+
+import logging
+import pickle
+import sys
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from pymc.backends.arviz import coords_and_dims_for_inferencedata
+from pymc.backends.base import BaseTrace
+from pymc.model import modelcontext
+from pymc.step_methods.arraystep import PopulationArrayStepShared
+from pymc.util import is_transformed_name
+
+from pymc_sghmc.compat import StoredTrace, inference_data
+from pymc_sghmc.runs.fingerprint import fingerprint
+from pymc_sghmc.runs.recorder import ChainFiles, Recorder, recorded, unrecorded
+from pymc_sghmc.runs.run_folder import RunFolder
+from pymc_sghmc.runs.stored_draws import data_of, datasets, plain, rectangle
+
+__all__ = ["RunStore"]
+
+_log = logging.getLogger(__name__)
+
+GOES_ON = KeyboardInterrupt, pickle.PickleError, AttributeError  # PyMC, after these errors
+ENDED_WORKER = EOFError, ConnectionError, BrokenPipeError
+
+
+class RunStore(StoredTrace):
+    """A folder that keeps a run as it is made, and from which the same script goes on.
+
+    Pass it to ``pm.sample(trace=...)``. Draws, and the state of the chains' steps, are written every second
+    at first, later less often, by the processes that make them. If the run is ended by anything, the same
+    script started again goes on from what is there: the same model, data, step, ``draws``, ``tune``, ``chains``
+    and ``random_seed`` give the draws of a run that nothing has ended, bit for bit on the same machine with the same
+    versions. A finished run is given back.
+
+    Parameters
+    ----------
+    path : path
+        A folder, made if it isn't there. One run lives in it.
+
+    Raises
+    ------
+    ValueError
+        From ``pm.sample``, before anything is changed: if the run in the folder is of another model, other data, other
+        settings or numbers of draws, if the folder is something else's, or another process is writing to it.
+    DamagedFile
+        If a file isn't what was written; a ValueError.
+    OSError
+        If the folder can't be written to. What is stored stays.
+
+    Notes
+    -----
+    Files are written under another name, flushed to the disk and renamed, and never written again; each name holds the checksum
+    of its file. Nothing in the folder is a pickle. It is read by NumPy alone (``.npz``).
+
+    ``callback`` is called for stored draws, too, with their values, so that what it adds up is right in the end. With
+    ``var_names`` other variables' values aren't stored: there the callback sees NaN.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np, pymc as pm
+    >>> from pymc_sghmc import SGHMC, RunStore
+    >>> folder = tempfile.mkdtemp()
+    >>> def script(draws_until_the_end):
+    ...     def kill(trace, draw):
+    ...         if draw.draw_idx == draws_until_the_end:
+    ...             raise MemoryError
+    ...     with pm.Model():
+    ...         mu = pm.Normal("mu", 0, 10)
+    ...         _ = pm.Normal("y", mu, 1, observed=np.arange(50.0))
+    ...         return pm.sample(
+    ...             40, tune=10, chains=2, step=SGHMC(batch_size=10), trace=RunStore(folder),
+    ...             callback=kill, cores=1, progressbar=False, compute_convergence_checks=False,
+    ...         )
+    >>> try:
+    ...     script(draws_until_the_end=30)
+    ... except MemoryError:
+    ...     idata = script(draws_until_the_end=None)
+    >>> dict(idata.posterior.sizes)
+    {'chain': 2, 'draw': 40}
+    """
+
+    # Properties in PyMC 5.28.
+    tuning_steps = sampling_time = posterior = _sampling_state = None
+
+    def __init__(self, path):
+        self.path, self.folder = Path(path), RunFolder(path)
+        self.straces, self._step, self.model = [], None, None
+
+    def __repr__(self):
+        return str(self.folder)
+
+    def to_inference_data(self, *, save_warmup=True, model=None):
+        """Return what is stored by now, from any process, while the run goes on or after it.
+
+        Draws are read when they are asked for.
+
+        Parameters
+        ----------
+        save_warmup : bool, default True
+            Tuning draws, too, in groups of their own.
+        model : Model, optional
+            Whose data are to be in the result; default: that of the ``with`` context, if there is one.
+
+        Returns
+        -------
+        InferenceData (PyMC 5) or DataTree (PyMC 6)
+            Of an interrupted run, the chains and the length that hold the most draws; the others stay in the store.
+
+        Raises
+        ------
+        ValueError
+            If there are no draws after tuning, or no run.
+        """
+        coords, facts = self.folder.manifest()
+        numbers = self.numbers()
+        tune, every = numbers["tune"], [ChainFiles(self.path, k) for k in range(numbers["chains"])]
+        chosen, length = rectangle([max(0, one.made - tune) for one in every])
+        if not length:
+            made = ", ".join(str(one.made) for one in every)
+            raise ValueError(
+                f"{self!r} has no draws after tuning yet ({made} tuning draws of the chains). They are kept: start the "
+                "same script again to go on."
+            )
+        if len(chosen) < len(every) or any(every[k].made != tune + length for k in chosen):
+            _log.warning(
+                f"{self!r}: the result has {length} draws of {len(chosen)} of {len(every)} chains; the store has "
+                f"{', '.join(str(max(0, one.made - tune)) for one in every)}. Start the same script again to go on."
+            )
+        chains = [every[k] for k in chosen]
+        attrs = {"tuning_steps": tune}
+        attrs |= {} if self.sampling_time is None else {"sampling_time": self.sampling_time}
+        attrs |= {
+            "inference_library": "pymc",
+            "inference_library_version": facts["fingerprint"]["versions"]["pymc"],
+        }
+        found = datasets(chains, facts["layout"], coords, tune, tune + length, attrs)
+        if save_warmup and tune:
+            warmup = datasets(chains, facts["layout"], coords, 0, tune, attrs)
+            found |= {f"warmup_{name}": dataset for name, dataset in warmup.items()}
+        model = modelcontext(model) if model is not None else self.model
+        if model is not None:
+            found |= data_of(model)
+        return inference_data(found)
+
+    def numbers(self) -> dict:
+        """Return the ``draws``, ``tune`` and ``chains`` that the run was begun with."""
+        return self.folder.manifest()[1]["fingerprint"]["numbers"]
+
+    # What PyMC asks of a trace that is stored, on both of its lines.
+
+    def init_trace(self, *, chains, draws, tune, step, model=None, vars=None, test_point=None):
+        """Begin a run, or check that model and step are those of the one that is stored."""
+        model = self.model = modelcontext(model)
+        methods = getattr(step, "methods", [step])
+        if any(isinstance(method, PopulationArrayStepShared) for method in methods):
+            raise ValueError(f"trace={self!r}: chains of a population of them can't be stored.")
+        self.folder.hold()
+        try:
+            trace = BaseTrace(model=model, vars=vars, test_point=test_point)
+            own = fingerprint(model, step, chains=chains, draws=draws, tune=tune)
+            stats = [
+                {k: np.dtype(d).str for k, d in one.items() if np.dtype(d) != object}
+                for one in step.stats_dtypes
+            ]
+            coords, dims = coords_and_dims_for_inferencedata(model)
+            variables = {
+                name: (list(shape), np.dtype(trace.var_dtypes[name]).str, dims.get(name))
+                for name, shape in trace.var_shapes.items()
+                if not is_transformed_name(name)
+            }
+            labels = {name: plain(values) for name, values in coords.items()}
+            self.folder.begin(own, {"variables": variables, "stats": stats}, labels)
+            stored = [ChainFiles(self.path, chain) for chain in range(chains)]
+            for chain in stored:
+                chain.check()
+            if any(chain.made for chain in stored):
+                made = ", ".join(str(chain.made) for chain in stored)
+                _log.info(f"{self!r}: goes on after {made} of {tune + draws} draws of its chains.")
+        except BaseException:
+            self._release()
+            raise
+        recorder = Recorder(self.path, trace.fn, trace.varnames, step.stats_dtypes, tune, draws)
+        self._step = recorded(step, recorder)
+        self.straces = [_Chain(self, trace, chain, step.stats_dtypes) for chain in range(chains)]
+        self.tuning_steps, self.draws = tune, draws
+
+    def ended(self, error):
+        """Take the end of a chain, and the error that is on its way to the user, if there is one."""
+        if self._step is not None:
+            self._step._recorder.close()
+        if error is None or isinstance(error, GOES_ON):
+            return
+        self._release()
+        if isinstance(error, ENDED_WORKER):
+            raise ConnectionError(
+                f"{self!r}: a worker process has ended without a word: it was killed, perhaps because memory was short, or "
+                "crashed, perhaps because a file of data= was cut short. Its draws until shortly before are kept: "
+                "start the same script again to go on."
+            ) from error
+
+    def _release(self):
+        """Let other processes write, and the step be what it was."""
+        if self._step is not None:
+            unrecorded(self._step)
+            self._step = None
+        self.folder.release()
+
+    # And what it asks at the end of a run.
+
+    def split_warmup_groups(self):
+        """End the run: tuning draws stay where they are, the first of each chain."""
+        self._release()
+        made = np.array([ChainFiles(self.path, chain).made for chain in range(len(self.straces))])
+        self._sampling_state = SimpleNamespace(draw_idx=made, global_warnings=[])
+        self.posterior = SimpleNamespace(draw=range(self.draws))
+
+    def to_inferencedata(self, save_warmup=False):
+        """Return the result, as PyMC names it."""
+        return self.to_inference_data(save_warmup=save_warmup)
+
+
+class _Chain(BaseTrace):
+    """One chain, as PyMC sees it; its draws are recorded where they are made, by the step."""
+
+    def __init__(self, store, trace, chain, stats):
+        self.__dict__.update(trace.__dict__)
+        self.store, self.chain, self.n_recorded = store, chain, 0
+        self.setup(0, chain, stats)
+
+    def __len__(self):
+        return self.n_recorded
+
+    def record(self, draw, stats=None, *, in_warmup=False):
+        """Count it."""
+        self.n_recorded += 1
+
+    def close(self):
+        """Write what waits, in the process that samples; say what an error means for the run."""
+        error = sys.exc_info()[1]
+        self.store.ended(error)

@@ -1,0 +1,153 @@
+"""What a stored run gives back: draws and statistics as xarray has them, read when they are asked for.
+
+Knows files, xarray and the data of models; no steps.
+"""
+
+import numpy as np
+import xarray as xr
+
+from pymc.backends.arviz import (
+    coords_and_dims_for_inferencedata,
+    find_constants,
+    find_observations,
+)
+from xarray.backends import BackendArray
+from xarray.core import indexing
+
+from pymc_sghmc.runs import files
+
+__all__ = ["data_of", "datasets", "plain", "rectangle"]
+
+# As pm.to_inference_data names them.
+NAMES = {
+    "model_logp": "lp",
+    "mean_tree_accept": "acceptance_rate",
+    "depth": "tree_depth",
+    "tree_size": "n_steps",
+}
+LEFT_OUT = "tune", "in_warmup"
+
+
+def rectangle(lengths):
+    """Choose chains and a length so that they hold the most draws: those of a run that was interrupted.
+
+    Returns
+    -------
+    chains : list of int
+    length : int
+    """
+    by_length = sorted(range(len(lengths)), key=lambda chain: -lengths[chain])
+    sizes = [(k + 1) * lengths[chain] for k, chain in enumerate(by_length)]
+    k = len(sizes) - 1 - int(np.argmax(sizes[::-1]))  # the most chains among the best
+    return sorted(by_length[: k + 1]), lengths[by_length[k]]
+
+
+class _Draws(BackendArray):
+    """Draws of one variable of some chains, or statistics of several samplers, side by side."""
+
+    def __init__(self, members, chains, start, stop, shape, dtype):
+        self.members, self.chains, self.start = members, chains, start
+        last = (len(members),) if len(members) > 1 else ()
+        self.shape, self.dtype = (len(chains), stop - start, *shape, *last), np.dtype(dtype)
+
+    def __getitem__(self, key):
+        return indexing.explicit_indexing_adapter(
+            key, self.shape, indexing.IndexingSupport.BASIC, self._read
+        )
+
+    def _read(self, key):
+        chain, draw, *rest = key
+        chains = np.arange(len(self.chains))[chain]
+        parts = [self._of_chain(self.chains[i], draw) for i in np.atleast_1d(chains)]
+        values = parts[0] if np.ndim(chains) == 0 else np.stack(parts)
+        return values[(slice(None),) * (values.ndim - len(self.shape[2:])) + tuple(rest)]
+
+    def _of_chain(self, files_of_chain, draw):
+        wanted = np.arange(self.start, self.start + self.shape[1])[draw]
+        draws = np.atleast_1d(wanted)
+        found = np.empty((draws.size, *self.shape[2:]), self.dtype)
+        for start, stop, path in files_of_chain.segments:
+            at = (draws >= start) & (draws < stop)
+            if at.any():
+                read = [files.array(path, member) for member in self.members]
+                values = np.stack(read, axis=-1) if len(read) > 1 else read[0]
+                found[at] = values[draws[at] - start]
+        return found[0] if np.ndim(wanted) == 0 else found
+
+
+def _variable(members, chains, start, stop, shape, dtype, dims):
+    draws = _Draws(members, chains, start, stop, shape, dtype)
+    lazily = indexing.MemoryCachedArray(
+        indexing.CopyOnWriteArray(indexing.LazilyIndexedArray(draws))
+    )
+    return xr.Variable(("chain", "draw", *dims), lazily)
+
+
+def datasets(chains, layout, coords, start, stop, attrs) -> dict:
+    """Return posterior and statistics of the draws from ``start`` to ``stop``.
+
+    Parameters
+    ----------
+    chains : list of ChainFiles
+    layout : dict
+        Of the run: ``variables``, by name shape, dtype and dims, and ``stats``, for each sampler names
+        and dtypes.
+    coords : dict
+    start, stop : int
+    attrs : dict
+
+    Returns
+    -------
+    dict of {str: xarray.Dataset}
+    """
+    at = {"chain": [one.chain for one in chains], "draw": np.arange(stop - start)}
+    variables, used = {}, {}
+    for name, (shape, dtype, dims) in layout["variables"].items():
+        dims = dims or [f"{name}_dim_{i}" for i in range(len(shape))]
+        variables[name] = _variable([name], chains, start, stop, shape, dtype, dims)
+        used |= dict(zip(dims, shape, strict=True))
+    posterior = xr.Dataset(variables, coords=at | _labels(used, coords), attrs=attrs)
+    stats, found = {}, {}
+    for i, own in enumerate(layout["stats"]):
+        for name, dtype in own.items():
+            found.setdefault(name, (dtype, []))[1].append(f"{i} {name}")
+    for name, (dtype, members) in found.items():
+        if name in LEFT_OUT:
+            continue
+        name = NAMES.get(name, name)
+        dims = [f"{name}_dim_0"] if len(members) > 1 else []
+        stats[name] = _variable(members, chains, start, stop, (), dtype, dims)
+    return {"posterior": posterior, "sample_stats": xr.Dataset(stats, coords=at, attrs=attrs)}
+
+
+def plain(values):
+    """Return coordinates as an array that a file can hold without pickles."""
+    array = np.asarray(values)
+    return array.astype(str) if array.dtype.hasobject else array
+
+
+def data_of(model) -> dict:
+    """Return what a model observes, and its constant data."""
+    coords, dims = coords_and_dims_for_inferencedata(model)
+    found = {}
+    for group, arrays in (
+        ("observed_data", find_observations(model)),
+        ("constant_data", find_constants(model)),
+    ):
+        variables, used = {}, {}
+        for name, values in arrays.items():
+            values = np.asarray(values)
+            own = dims.get(name) or [f"{name}_dim_{i}" for i in range(values.ndim)]
+            variables[name] = own, values
+            used |= dict(zip(own, values.shape, strict=True))
+        if variables:
+            found[group] = xr.Dataset(variables, coords=_labels(used, coords))
+    return found
+
+
+def _labels(sizes, coords) -> dict:
+    """Return the coordinates of dims: the model's where it has as many."""
+    return {
+        dim: plain(coords[dim]) if len(coords.get(dim, ())) == n else np.arange(n)
+        for dim, n in sizes.items()
+    }

@@ -1,0 +1,293 @@
+"""Runs that nothing loses: started again, they give the draws of a run that nothing has ended."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+from functools import cache
+from pathlib import Path
+
+import faults
+import numpy as np
+import pymc as pm
+import pytest
+
+from conftest import ROOT
+
+from pymc_sghmc import SGHMC, RunStore, resume
+from pymc_sghmc.runs import files, recorder, run_folder
+from pymc_sghmc.runs.states import decoded, encoded
+from pymc_sghmc.runs.stored_draws import rectangle
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    """Let segments be written every few draws, here and in the processes that are forked."""
+    monkeypatch.setattr(recorder, "SECONDS", 0.02)
+    monkeypatch.setattr(recorder, "LONGEST", 0.02)
+    monkeypatch.setattr(run_folder, "WAIT", 5.0)
+
+
+@pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: fault.__name__)
+def test_nothing_is_lost(fault):
+    assert faults.losses(fault, 1, 3)[1] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: fault.__name__)
+def test_nothing_is_lost_in_many_tries(fault):
+    assert faults.losses(fault, 20, 4)[1] == []
+
+
+def stop_at(draw_idx, chain=0):
+    def stop(trace, draw):
+        if (draw.chain, draw.draw_idx) == (chain, draw_idx):
+            raise MemoryError
+
+    return stop
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """A run that ended with an error in its first chain, after tuning."""
+    with pytest.raises(MemoryError):
+        faults.sample(tmp_path / "run", callback=stop_at(faults.TUNE + 20))
+    return tmp_path / "run"
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def test_result_is_made_like_that_of_pymc(tmp_path):
+    idata, plain = faults.sample(tmp_path / "run"), faults.undisturbed()
+    groups = [name for name in ("posterior", "sample_stats", "observed_data", "warmup_posterior")]
+    for group in groups:
+        found, expected = idata[group], plain[group]
+        assert set(found.data_vars) == set(expected.data_vars)
+        for name in expected.data_vars:
+            assert found[name].dims == expected[name].dims
+            assert found[name].dtype == expected[name].dtype
+        assert set(found.coords) == set(expected.coords)
+        for name in expected.coords:
+            np.testing.assert_array_equal(found.coords[name], expected.coords[name])
+    assert idata.posterior.attrs.keys() >= {"sampling_time", "tuning_steps"}
+    picked = RunStore(tmp_path / "run").to_inference_data().posterior
+    one = picked["beta"].isel(chain=1, draw=slice(3, 20, 4), k=0)
+    np.testing.assert_array_equal(
+        one, plain.posterior["beta"].isel(chain=1, draw=slice(3, 20, 4), k=0)
+    )
+    last = picked["sigma"].isel(chain=[1, 0], draw=-1)
+    np.testing.assert_array_equal(last, plain.posterior["sigma"].isel(chain=[1, 0], draw=-1))
+
+
+@cache
+def mixed():
+    """A model with an integer unknown, and steps for it: PyMC adds Metropolis."""
+    with pm.Model() as model:
+        mu, sigma = pm.Normal("mu", 0, 10), pm.HalfNormal("sigma", 1)
+        pm.Poisson("count", 3)
+        pm.Normal("y", mu, sigma, observed=np.random.default_rng(1).normal(size=300))
+        fast = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
+        steps = [SGHMC([mu], batch_size=20, blocked=True, **fast), pm.NUTS([sigma])]
+    return model, steps
+
+
+def sample_mixed(**options):
+    model, steps = mixed()
+    given = {
+        "draws": 30,
+        "tune": 20,
+        "chains": 2,
+        "cores": 1,
+        "random_seed": 2,
+        "progressbar": False,
+    }
+    with model:
+        return pm.sample(step=steps, compute_convergence_checks=False, **given | options)
+
+
+def test_steps_of_several_kinds_go_on_together(tmp_path):
+    store = RunStore(tmp_path / "run")
+    with pytest.raises(MemoryError):
+        sample_mixed(trace=store, callback=stop_at(30))
+    seen = []
+    idata = sample_mixed(
+        trace=store, callback=lambda trace, draw: seen.append(draw.point["mu"].copy())
+    )
+    plain = sample_mixed()
+    for group in "posterior", "sample_stats":
+        assert set(idata[group].data_vars) == set(plain[group].data_vars) - {"warning"}
+        for name in plain[group].data_vars:
+            if "perf_counter" not in name and "process_time" not in name and name != "warning":
+                np.testing.assert_array_equal(idata[group][name], plain[group][name])
+    kept = np.reshape(seen, (2, 50))[:, 20:]  # the callback is called for stored draws, too
+    np.testing.assert_array_equal(kept, plain.posterior["mu"])
+
+
+def test_spawned_workers_record_too(tmp_path):
+    with pytest.raises(MemoryError):
+        faults.sample(tmp_path / "run", 2, mp_ctx="spawn", callback=stop_at(faults.TUNE + 5))
+    assert any((tmp_path / "run").rglob("draws-*"))
+    assert faults.rest(tmp_path / "run", 2) == ""
+
+
+def test_what_is_stored_can_be_read_at_any_time(stopped):
+    idata = RunStore(stopped).to_inference_data()
+    found = idata.posterior["beta"]
+    assert found.sizes["chain"] == 1 and found.sizes["draw"] > 0
+    expected = faults.undisturbed().posterior["beta"][:1, : found.sizes["draw"]]
+    np.testing.assert_array_equal(found, expected)
+    assert idata.warmup_posterior.sizes["draw"] == faults.TUNE
+    assert "beta" not in idata.posterior.coords and list(found.coords["k"].values) == ["a", "b"]
+
+
+def test_finished_run_is_given_back_and_nothing_is_written(tmp_path):
+    faults.sample(tmp_path / "run")
+    before = contents(tmp_path / "run")
+    assert faults.rest(tmp_path / "run") == ""
+    with faults.model():
+        again = resume(
+            tmp_path / "run", step=faults.step(), cores=1, random_seed=5, progressbar=False,
+            compute_convergence_checks=False, discard_tuned_samples=False,
+        )  # fmt: skip
+    assert faults.difference(again) == ""
+    assert contents(tmp_path / "run") == before
+
+
+def other_model(prior=1, shift=0):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(400, 2))
+    with pm.Model(coords={"k": ["a", "b"]}) as model:
+        beta = pm.Normal("beta", 0, prior, dims="k")
+        sigma = pm.HalfNormal("sigma", 1)
+        pm.Normal("y", x @ beta, sigma, observed=x @ [1, 2] + rng.normal(size=400) + shift)
+    return model
+
+
+@pytest.mark.parametrize(
+    "change, settings, options, words",
+    [
+        ({"prior": 2}, {}, {}, "the data in .* have another bytes"),
+        ({"prior": 1.5}, {}, {}, "the model has another prior, likelihood or constant"),
+        ({"shift": 1}, {}, {}, "data in .* another bytes"),
+        ({}, {"batch_size": 21}, {}, "the step's batch_size is 21, and in the run 20"),
+        ({}, {"n_steps": 3}, {}, "n_steps is 3, and in the run 2"),
+        ({}, {}, {"draws": 100}, "draws=100, and the run in it has draws=260"),
+        ({}, {}, {"chains": 3}, "chains=3, and the run in it has chains=2"),
+    ],
+)
+def test_another_run_is_refused_before_anything_is_changed(
+    stopped, change, settings, options, words
+):
+    before = contents(stopped)
+    given = {"batch_size": 20, "n_steps": 2, "compile_kwargs": {"mode": "FAST_COMPILE"}}
+    with other_model(**change), pytest.raises(ValueError, match=words):
+        step = SGHMC(**given | settings)
+        store = {"trace": RunStore(stopped), "cores": 1}
+        pm.sample(step=step, **faults.OPTIONS | store | options)
+    assert contents(stopped) == before
+
+
+def test_the_same_model_built_again_goes_on(stopped):
+    with other_model():
+        step = SGHMC(batch_size=20, n_steps=2, compile_kwargs={"mode": "FAST_COMPILE"})
+        idata = pm.sample(step=step, trace=RunStore(stopped), cores=1, **faults.OPTIONS)
+    assert faults.difference(idata) == ""
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(ValueError, match=r"the folder has other things in it, such as thesis\.tex"):
+        faults.sample(tmp_path)
+    assert contents(tmp_path) == {"thesis.tex": b"x"}
+    with pytest.raises(ValueError, match="no run is stored there"):
+        RunStore(tmp_path / "nothing").to_inference_data()
+
+
+def test_missing_draws_are_noticed(stopped):
+    sorted(stopped.rglob("draws-*"))[1].unlink()
+    with pytest.raises(files.DamagedFile, match=r"draws .* of chain 0 are missing"):
+        faults.sample(stopped)
+
+
+def test_states_name_no_class_but_those_of_steps():
+    arrays = {}
+    value = {"a": [1, 2.5, None, "x"], "b": (np.arange(3.0), np.float32(2)), 3: True}
+    found = decoded(json.loads(json.dumps(encoded(value, arrays))), arrays)
+    np.testing.assert_array_equal(found.pop("b")[0], np.arange(3.0))
+    assert found == {"a": [1, 2.5, None, "x"], 3: True}
+    for name in "os:system", "pymc.model.core:Model", "builtins:eval", "pymc:sample":
+        with pytest.raises(ValueError, match="a stored state is of"):
+            decoded({"of": name, "fields": {}}, {})
+    with pytest.raises(TypeError, match="can't be stored"):
+        encoded(object(), {})
+
+
+def test_the_longest_rectangle_of_draws():
+    assert rectangle([5, 5, 5]) == ([0, 1, 2], 5)
+    assert rectangle([10, 0, 4]) == ([0], 10)
+    assert rectangle([10, 0, 6]) == ([0, 2], 6)
+    assert rectangle([0, 0]) == ([0, 1], 0)
+
+
+SCRIPT = """
+import sys
+{first}
+import faults
+faults.often()
+def stop(trace, draw):
+    if draw.draw_idx == faults.TUNE + 10 and {stops}:
+        raise MemoryError
+try:
+    print("other: " + faults.difference(faults.sample(sys.argv[1], {cores}, callback=stop)))
+except MemoryError:
+    pass
+assert not sys.modules.get("zarr")
+"""
+
+
+def script(folder, **values):
+    values = {"first": "", "stops": False, "cores": 1} | values
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT / "tests" / "runs"),
+        "PYTHONHASHSEED": "random",
+    }
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT.format(**values), str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_a_script_started_again_goes_on_without_zarr(tmp_path):
+    without = 'sys.modules["zarr"] = None'
+    script(tmp_path / "run", first=without, stops=True, cores=2)
+    assert any((tmp_path / "run").rglob("draws-*"))
+    assert script(tmp_path / "run", first=without, cores=2) == "other: \n"
+
+
+def test_a_file_that_is_cut_short_is_named(tmp_path, caplog):
+    file = np.memmap(tmp_path / "y.bin", float, "w+", shape=(20_000,))
+    file[:] = np.random.default_rng(0).normal(size=20_000)
+
+    def cut(trace, draw):
+        if draw.draw_idx == 15:
+            os.truncate(tmp_path / "y.bin", 800)
+
+    with pm.Model():
+        y = pm.Data("y", np.zeros(10))
+        mu = pm.Normal("mu", 0, 10)
+        pm.Normal("obs", mu, 1, observed=y)
+        step = SGHMC(
+            batch_size=20, n_steps=1, data={"y": file}, learning_rate=1e-6,
+            compile_kwargs={"mode": "FAST_COMPILE"},
+        )  # fmt: skip
+        with caplog.at_level(logging.ERROR):
+            idata = pm.sample(
+                30, tune=5, chains=1, step=step, progressbar=False, callback=cut,
+                compute_convergence_checks=False, trace=RunStore(tmp_path / "run"),
+            )  # fmt: skip
+    assert "y.bin has become shorter than the data" in caplog.text
+    assert np.isfinite(idata.posterior["mu"]).all()
