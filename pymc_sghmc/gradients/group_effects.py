@@ -98,17 +98,19 @@ class GroupEffects:
                 break
         return u, lam, S, A, h, positive(P)
 
-    def draw(self, density, data, position, rng, n_steps=4):
+    def draw(self, density, data, position, rng, n_steps=4, groups=None):
         """Draw the numbers of all groups given all else: Metropolis steps from independent proposals.
 
         Returns
         -------
         values : dict
-            Of the model's unknowns.
+            Of the model's unknowns; NaN of other groups than ``groups``, where they are given.
         accepted : float
             Share of the steps.
         """
-        units = np.arange(self.marginal.units.count.size)
+        of_units = self.marginal.units.groups
+        units = np.arange(of_units.size)
+        units = units if groups is None else np.flatnonzero(np.isin(of_units, groups))
         k, shift = self.marginal.k, position - self.marginal.centre
         position = density.to_model(position.astype(density.dtype))
         out, moved, tried = [], 0, 0
@@ -128,7 +130,9 @@ class GroupEffects:
                 level = np.where(takes, new_level, level)
                 moved, tried = moved + takes.sum() * (i > 0), tried + some.size * (i > 0)
             out.append(u)
-        return self.marginal.by_name(np.concatenate(out)), moved / max(1, tried)
+        numbers = np.full((of_units.size, k), np.nan)
+        numbers[units] = np.concatenate(out)
+        return self.marginal.by_name(numbers), moved / max(1, tried)
 
     def _chunks(self, density, data, units=None):
         """Yield units, and what functions take besides a position and numbers."""

@@ -95,6 +95,11 @@ class Marginal:
         return [name for name, *_ in self._effects]
 
     @property
+    def axes(self) -> dict:
+        """Of the effects, by name: the axis on which groups lie."""
+        return {name: axis for name, *_, axis in self._effects}
+
+    @property
     def counts(self):
         """Rows of the units that have any."""
         return self.units.count[: self.n_units]

@@ -16,7 +16,9 @@ from pymc_sghmc.checks import quoted, whole_steps
 __all__ = ["recover_effects"]
 
 
-def recover_effects(idata, step, *, draws=250, random_seed=None, model=None, progressbar=True):
+def recover_effects(
+    idata, step, *, draws=250, groups=None, random_seed=None, model=None, progressbar=True
+):
     """Draw the effects that a step integrated out, given some draws of all other unknowns.
 
     For each draw of the posterior's, a few Metropolis steps with proposals from a t distribution around where
@@ -31,6 +33,9 @@ def recover_effects(idata, step, *, draws=250, random_seed=None, model=None, pro
     draws : int, default 250
         Draws of each chain, evenly spread, for which effects are drawn; all, where there are no more.
         250 of four chains tell means to a thirtieth of a standard deviation.
+    groups : array of int, optional
+        Numbers of the groups whose effects are wanted, as rows have them; default: all. Of a million groups each
+        draw of all effects takes 8 MB and some seconds.
     random_seed : int or numpy.random.Generator, optional
     model : pm.Model, optional
         Whose draws they are; that of the context where none is given.
@@ -39,12 +44,13 @@ def recover_effects(idata, step, *, draws=250, random_seed=None, model=None, pro
     Returns
     -------
     xarray.Dataset
-        With the effects' names and dims, and the same draws of all other variables of the posterior.
+        With the effects' names and dims, and the same draws of all other variables of the posterior; with ``groups``,
+        of those that don't have one of the effects' dims.
 
     Raises
     ------
     ValueError
-        If the step integrates nothing out, or the posterior lacks an unknown.
+        If the step integrates nothing out, the posterior lacks an unknown, or there are no such groups.
 
     Examples
     --------
@@ -61,8 +67,11 @@ def recover_effects(idata, step, *, draws=250, random_seed=None, model=None, pro
     ...         100, tune=100, step=step, chains=2, cores=1, progressbar=False, random_seed=1
     ...     )
     ...     found = recover_effects(idata, step, draws=10, random_seed=2, progressbar=False)
-    >>> found["u"].shape
-    (2, 10, 40)
+    ...     some = recover_effects(
+    ...         idata, step, draws=10, groups=[3, 7], random_seed=2, progressbar=False
+    ...     )
+    >>> found["u"].shape, some["u"].shape
+    ((2, 10, 40), (2, 10, 2))
     """
     model, gradient = modelcontext(model), step.tuner.gradient
     density = gradient.density
@@ -71,6 +80,7 @@ def recover_effects(idata, step, *, draws=250, random_seed=None, model=None, pro
             "recover_effects: this step integrates nothing out. Make it with marginalize=."
         )
     n_wanted, rng = whole_steps("draws", draws, "draws"), get_random_generator(random_seed)
+    of_groups = _checked(groups, density.marginal.units.count.size)
     posterior = idata.posterior
     posterior = posterior.to_dataset() if hasattr(posterior, "to_dataset") else posterior
     rvs = [model.values_to_rvs[value] for value in step.unknowns.variables]
@@ -94,13 +104,44 @@ def recover_effects(idata, step, *, draws=250, random_seed=None, model=None, pro
             )
             point = {v.name: x for v, x in zip(step.unknowns.variables, values, strict=True)}
             position = density.from_model(step.unknowns.ravel(point))
-            drawn = density.group_effects.draw(density, gradient.data, position, rng)[0]
+            known = density, gradient.data, position, rng
+            drawn = density.group_effects.draw(*known, groups=of_groups)[0]
+            if of_groups is not None:
+                axes = density.marginal.axes
+                drawn = {name: np.take(x, of_groups, axes[name]) for name, x in drawn.items()}
             if found is None:
                 found = {name: np.empty((*shape, *x.shape)) for name, x in drawn.items()}
             for name, x in drawn.items():
                 found[name][at] = x
             bar.update(task, advance=1)
-    return thinned.assign(_as_variables(found, model, thinned))
+    effects = _as_variables(found, model, thinned)
+    if of_groups is None:
+        return thinned.assign(effects)
+    by_value = {value.name: rv.name for value, rv in model.values_to_rvs.items()}
+    dims = {by_value[v]: effects[by_value[v]].dims[2 + n] for v, n in density.marginal.axes.items()}
+    rest = thinned.drop_dims(set(dims.values()), errors="ignore")
+    labels = {dim: _labels(model, dim, of_groups) for dim in dims.values()}
+    return rest.assign(effects).assign_coords(labels)
+
+
+def _labels(model, dim, numbers):
+    labels = model.coords.get(dim)
+    return numbers if labels is None else np.asarray(labels)[numbers]
+
+
+def _checked(groups, n_groups):
+    """Return numbers of groups as an array, or None."""
+    if groups is None:
+        return None
+    numbers = np.atleast_1d(groups)
+    if numbers.dtype.kind not in "iu" or numbers.ndim > 1 or not numbers.size:
+        raise ValueError(f"recover_effects: groups={groups!r} aren't numbers of groups.")
+    if numbers.min() < 0 or numbers.max() >= n_groups or np.unique(numbers).size < numbers.size:
+        raise ValueError(
+            f"recover_effects: groups are from {numbers.min()} to {numbers.max()}; give numbers from 0 to "
+            f"{n_groups - 1}, each once."
+        )
+    return numbers
 
 
 def _as_variables(found, model, thinned) -> dict:

@@ -3,13 +3,23 @@
 Knows arguments, models and densities, no chain.
 """
 
+import logging
+
 from collections.abc import Mapping
+
+import numpy as np
 
 from pymc_sghmc.checks import quoted
 from pymc_sghmc.loops.backends import is_jax
-from pymc_sghmc.models.units import named_effects
+from pymc_sghmc.models.contract import minibatch_log_density
+from pymc_sghmc.models.units import grouped_rows, named_effects
 
-__all__ = ["integrated_out", "recovered"]
+__all__ = ["integrated_out", "recovered", "tell_of_groups"]
+
+_log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
+
+MANY_GROUPS, FEW_ROWS = 100, 30  # of which groups integrating out was measured to pay
+MOST_NUMBERS, MOST_LEFT = 2, 50  # of a group, and unknowns that are left
 
 
 def integrated_out(model, given, point, variables) -> tuple:
@@ -67,3 +77,42 @@ def recovered(gradient, position, rng, settings) -> dict:
     if settings["recover"]:
         return density.group_effects.draw(density, gradient.data, position, rng)[0]
     return marginal.nothing
+
+
+def tell_of_groups(model, given, point, unknowns, gradient) -> None:
+    """Say in the log which effects could be integrated out, where there are many groups of few rows."""
+    centring, data = gradient.density.centring, given["data"]
+    streamed = data is not None and not isinstance(data, Mapping)
+    if centring is None or streamed or not given["blocked"] or given["temperature"] != 1.0:
+        return
+    if is_jax((given["compile_kwargs"] or {}).get("mode")):
+        return
+    by_groups = {}
+    for name in centring.by_name():
+        by_groups.setdefault(max(np.shape(point[name]), default=1), []).append(name)
+    n_groups, names = max(by_groups.items())
+    n_rows = max(gradient.data.n_rows, default=0)
+    if n_groups < MANY_GROUPS or n_rows > FEW_ROWS * n_groups or n_rows <= n_groups:
+        return
+    for some in [names, *([name] for name in names)]:
+        d = unknowns.d - sum(np.size(point[name]) for name in some)
+        if d <= MOST_LEFT and _can_be(model, some, point):
+            _log.info(
+                f"{quoted(some)}: {n_groups:,} groups of {n_rows / n_groups:.1f} rows on average. "
+                f"marginalize={some!r} integrates them out and leaves {d} of {unknowns.d:,} unknowns, which is "
+                "faster and safer with so few rows each."
+            )
+            return
+
+
+def _can_be(model, names, point) -> bool:
+    """Whether the graph lets these effects be integrated out; nothing is compiled for it."""
+    shapes = {name: np.shape(value) for name, value in point.items()}
+    try:
+        effects = named_effects(model, names, point)
+        without = tuple(effect.rv for effect in effects)
+        rest, groups = minibatch_log_density(model, 1, point, None, without)
+        terms = [group.log_likelihood for group in groups]
+        return grouped_rows(model, effects, terms, [rest], shapes)[2].size <= MOST_NUMBERS
+    except (ValueError, NotImplementedError):
+        return False

@@ -7,6 +7,7 @@ from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
 from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.models.graphs import minibatch_outputs
+from pymc_sghmc.step.effects import tell_of_groups
 
 __all__ = ["gradients"]
 
@@ -44,6 +45,7 @@ def gradients(model, unknowns, point, given, preconditioner, effects=()) -> tupl
         effects,
     )
     _set_centring(plain.density, centring)
+    tell_of_groups(model, given, point, unknowns, plain)
     kind = given["gradient"]
     given_rows = given["batch_size"] != "auto"
     if kind in ("control_variates", "second_order") and plain.is_exact and given_rows:

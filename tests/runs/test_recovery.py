@@ -1,0 +1,68 @@
+"""Effects of some groups, drawn afterwards."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_sghmc import SGHMC, recover_effects
+
+GROUPS, ROWS = 30, 4
+FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}, "random_seed": 1}
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Groups whose rows are far apart: u of group k is near k, and some have no rows."""
+    group = np.repeat(np.random.default_rng(0).permutation(GROUPS), ROWS)
+    group = group[(group != 4) & (group != 11)]
+    y = group + np.random.default_rng(1).normal(size=group.size) / 10
+    labels = [f"g{k}" for k in range(GROUPS)]
+    with pm.Model(coords={"g": labels, "own": range(2)}) as model:
+        tau = pm.HalfNormal("tau", 30)
+        u = pm.Normal("u", 15, tau, dims="g")
+        pm.Deterministic("twice", 2 * u, dims="g")
+        pm.Deterministic("two", pm.math.stack([tau, tau]), dims="own")
+        pm.Normal("y", u[group], 0.1, observed=y)
+        step = SGHMC(
+            marginalize="u",
+            recover=False,
+            learning_rate=1e-3,
+            compile_kwargs=FAST["compile_kwargs"],
+        )
+        idata = pm.sample(
+            20, tune=20, chains=2, cores=1, step=step, random_seed=1, progressbar=False,
+            compute_convergence_checks=False,
+        )  # fmt: skip
+    return model, step, idata
+
+
+def recovered(run, **options):
+    model, step, idata = run
+    options = {"draws": 8, "random_seed": 2, "progressbar": False, "model": model} | options
+    return recover_effects(idata, step, **options)
+
+
+def test_some_groups_have_their_own_effects(run):
+    everything, some = recovered(run), recovered(run, groups=[20, 3, 11])
+    assert everything["u"].shape == (2, 8, GROUPS) and some["u"].shape == (2, 8, 3)
+    assert list(some.coords["g"].values) == ["g20", "g3", "g11"]
+    assert "twice" not in some and set(some.data_vars) == {"tau", "u", "two"}
+    # four rows with sd .1 tell each effect to .05
+    np.testing.assert_allclose(some["u"].mean(("chain", "draw"))[:2], [20, 3], atol=0.3)
+    means = everything["u"].mean(("chain", "draw")).to_numpy()
+    told = np.setdiff1d(np.arange(GROUPS), [4, 11])
+    np.testing.assert_allclose(means[told], told, atol=0.3)
+
+
+@pytest.mark.parametrize(
+    "groups, words",
+    [
+        ([0, 30], "from 0 to 30"),
+        ([-1], "from -1"),
+        ([2, 2], "each once"),
+        (["g2"], "aren't numbers"),
+    ],
+)
+def test_groups_that_are_not_there_are_refused(run, groups, words):
+    with pytest.raises(ValueError, match=words):
+        recovered(run, groups=groups)
