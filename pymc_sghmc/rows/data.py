@@ -113,6 +113,11 @@ class InMemory:
         self._chunk_rows = self._rows_per_chunk()
         self.resize(None)
 
+    @property
+    def fixed(self) -> tuple:
+        """Arrays that are the same whenever a run goes on."""
+        return self.arrays
+
     def resize(self, rows) -> None:
         """Let minibatches have so many rows of each group, at most half of them; None: as given."""
         self.rows, given = rows, [group.batch_size for group in self.groups]

@@ -34,6 +34,8 @@ class Streamed(InMemory):
         Of weights.
     """
 
+    fixed = ()  # a loader's order may be another each time
+
     def __init__(self, source, groups, pilot, dtype):
         self.source = source
         [group, *others] = groups

@@ -21,7 +21,7 @@ from pymc_sghmc.runs.states import encoded, frozen
 
 __all__ = ["different", "fingerprint"]
 
-SAMPLED = 2**20  # bytes of an array that are looked at, at most
+SAMPLED, PIECES = 2**20, 256  # bytes of an array that are looked at, at most, and pieces of it
 PACKAGES = "pymc", "pytensor", "numpy", "pymc-sghmc"
 ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -49,6 +49,9 @@ def fingerprint(model, step, **numbers) -> dict:
     steps = {}
     for name, value in frozen(step.sampling_state).items():
         steps[name] = _setting(value, f"step, {name}", arrays)
+    for i, method in enumerate(getattr(step, "methods", [step])):
+        for k, array in enumerate(getattr(method, "arrays", ())):
+            arrays[f"step {i}, rows' array {k}, shape {np.shape(array)}"] = np.asarray(array)
     return {
         "numbers": numbers,
         "unknowns": values,
@@ -166,7 +169,7 @@ def _bytes(array) -> str:
         return digest.hexdigest()
     row = max(1, array.nbytes // len(array))
     count = max(2, min(len(array), SAMPLED // row))
-    rows = np.linspace(0, len(array) - 1, min(count, 4096)).astype(np.int64)
+    rows = np.linspace(0, len(array) - 1, min(count, PIECES)).astype(np.int64)
     piece = max(1, count // rows.size)
     for start in rows:
         digest.update(np.ascontiguousarray(array[start : start + piece]).tobytes())

@@ -1,8 +1,7 @@
 """The adapter between PyMC's step protocol and the samplers: the only one, for all of them.
 
 Turns ``init`` and ``update`` of a sampler file into a step method: raveled positions, the record of a
-chain, the inner steps of a draw, statistics, saved states and faults. Contains no formula of a sampler
-and no way of estimating a gradient.
+chain, the inner steps of a draw, statistics, saved states and faults. Contains no formula of a sampler.
 """
 
 import time
@@ -67,6 +66,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
     default_blocked = True
     stats_dtypes_shapes = STATISTICS
     _state_class = StochasticGradientState
+    arrays = property(lambda self: self.tuner.gradient.data.fixed)  # by which runs know their data
     _progressbar_config = staticmethod(progressbar_config)
     _make_progressbar_update_functions = staticmethod(make_progressbar_update_functions)
 
@@ -94,8 +94,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         if self.blocked:
             cautions.warn_of_other_steps(name, model, gradient.density, given["data"])
         if (centre := given["centre"]) is not None:
-            own = self.unknowns.ravel(unconstrained_point(model, centre))
-            centre = gradient.density.from_model(own)
+            centre = unconstrained_point(model, centre)
+            centre = gradient.density.from_model(self.unknowns.ravel(centre))
         gradient(initial, gradient.order.probe(np.random.default_rng(0)))  # to compile it
         cautions.warn_of_jumps(name, gradient, self.unknowns, initial)
         settings = Settings(

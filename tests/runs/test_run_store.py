@@ -191,6 +191,31 @@ def test_another_run_is_refused_before_anything_is_changed(
     assert contents(stopped) == before
 
 
+def run_on_file(folder, shift=0.0, stop=None):
+    """A script whose rows are in a file, written anew each time."""
+    path = folder / "y.bin"
+    rows = np.random.default_rng(0).normal(size=300_000) + shift
+    rows.tofile(path)
+    with pm.Model():
+        y, mu = pm.Data("y", np.zeros(10)), pm.Normal("mu", 0, 10)
+        pm.Normal("obs", mu, 1, observed=y)
+        data = {"y": np.memmap(path, float, "r")}
+        step = SGHMC(batch_size=20, data=data, compile_kwargs={"mode": "FAST_COMPILE"})
+        options = {"callback": stop_at(150)} if stop else {}
+        return pm.sample(
+            200, tune=60, chains=1, step=step, random_seed=1, progressbar=False,
+            compute_convergence_checks=False, trace=RunStore(folder / "run"), **options,
+        )  # fmt: skip
+
+
+def test_other_data_in_the_same_file_are_refused(tmp_path):
+    with pytest.raises(MemoryError):
+        run_on_file(tmp_path, stop=True)
+    with pytest.raises(ValueError, match=r"rows' array 0.*y\.bin.* have another bytes"):
+        run_on_file(tmp_path, shift=3.0)
+    assert abs(run_on_file(tmp_path).posterior["mu"].mean()) < 0.1  # written anew, but the same
+
+
 def test_the_same_model_built_again_goes_on(stopped):
     with other_model():
         step = SGHMC(batch_size=20, n_steps=2, compile_kwargs={"mode": "FAST_COMPILE"})
