@@ -5,6 +5,7 @@ Knows files and locks; no draws, no traces of PyMC's.
 
 import logging
 import os
+import threading
 
 from pathlib import Path
 
@@ -19,6 +20,8 @@ _log = logging.getLogger(__name__)
 
 WAIT = 10.0  # seconds for the workers of a killed run to end, who hold its lock
 LOCK = "lock"
+
+_holders = {}  # folders that are held, by path and thread
 
 
 def is_run(path) -> bool:
@@ -44,6 +47,8 @@ class RunFolder:
         """Be the one process that writes, until `release` or the end of it and its workers."""
         if self._lock is not None:
             return
+        if (earlier := _holders.get(self._key())) is not None:
+            earlier.release()  # pm.sample of this thread was ended before it could do so
         names = sorted(x.name for x in self.path.iterdir()) if self.path.is_dir() else []
         if names and LOCK not in names:
             raise ValueError(
@@ -59,7 +64,7 @@ class RunFolder:
                 f"trace={self}: another process is writing to this run. Wait for it, or end it "
                 "and its workers. Nothing was changed."
             ) from None
-        self._lock = lock
+        self._lock, _holders[self._key()] = lock, self
         files.remove_unfinished(self.path)
 
     def release(self) -> None:
@@ -67,6 +72,10 @@ class RunFolder:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+            _holders.pop(self._key(), None)
+
+    def _key(self):
+        return os.path.realpath(self.path), threading.get_ident()
 
     def begin(self, fingerprint, layout, coords) -> None:
         """Write what run this is, or compare it with the one that is there."""

@@ -28,7 +28,6 @@ __all__ = ["RunStore"]
 
 _log = logging.getLogger(__name__)
 
-GOES_ON = KeyboardInterrupt, pickle.PickleError, AttributeError  # PyMC, after these errors
 ENDED_WORKER = EOFError, ConnectionError, BrokenPipeError
 
 
@@ -89,8 +88,7 @@ class RunStore(StoredTrace):
     {'chain': 2, 'draw': 40}
     """
 
-    # Properties in PyMC 5.28.
-    tuning_steps = sampling_time = posterior = _sampling_state = None
+    tuning_steps = sampling_time = posterior = _sampling_state = None  # properties in PyMC 5.28
 
     def __init__(self, path):
         self.path, self.folder = Path(path), RunFolder(path)
@@ -156,8 +154,6 @@ class RunStore(StoredTrace):
         """Return the ``draws``, ``tune`` and ``chains`` that the run was begun with."""
         return self.folder.manifest()[1]["fingerprint"]["numbers"]
 
-    # What PyMC asks of a trace that is stored, on both of its lines.
-
     def init_trace(self, *, chains, draws, tune, step, model=None, vars=None, test_point=None):
         """Begin a run, or check that model and step are those of the one that is stored."""
         model = self.model = modelcontext(model)
@@ -198,7 +194,7 @@ class RunStore(StoredTrace):
         """Take the end of a chain, and the error that is on its way to the user, if there is one."""
         if self._step is not None:
             self._step._recorder.close()
-        if error is None or isinstance(error, GOES_ON):
+        if error is None or _goes_on(error):
             return
         self._release()
         if isinstance(error, ENDED_WORKER):
@@ -215,8 +211,6 @@ class RunStore(StoredTrace):
             self._step = None
         self.folder.release()
 
-    # And what it asks at the end of a run.
-
     def split_warmup_groups(self):
         """End the run: tuning draws stay where they are, the first of each chain."""
         self._release()
@@ -227,6 +221,12 @@ class RunStore(StoredTrace):
     def to_inferencedata(self, save_warmup=False):
         """Return the result, as PyMC names it."""
         return self.to_inference_data(save_warmup=save_warmup)
+
+
+def _goes_on(error) -> bool:
+    """Whether PyMC goes on after an error: with what there is, or without further processes."""
+    unpickled = isinstance(error, AttributeError) and "Can't pickle" in str(error)
+    return unpickled or isinstance(error, KeyboardInterrupt | pickle.PickleError)
 
 
 class _Chain(BaseTrace):

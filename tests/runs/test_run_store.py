@@ -232,6 +232,14 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
         RunStore(tmp_path / "nothing").to_inference_data()
 
 
+def test_an_earlier_run_of_this_process_does_not_keep_the_folder(tmp_path):
+    folders = [run_folder.RunFolder(tmp_path / "run") for _ in range(2)]
+    for folder in folders:  # as after an error before any draw
+        folder.hold()
+    folders[1].release()
+    folders[0].hold()
+
+
 def test_missing_draws_are_noticed(stopped):
     sorted(stopped.rglob("draws-*"))[1].unlink()
     with pytest.raises(files.DamagedFile, match=r"draws .* of chain 0 are missing"):
