@@ -26,13 +26,16 @@ PACKAGES = "pymc", "pytensor", "numpy", "pymc-sghmc"
 ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
-def fingerprint(model, step, **numbers) -> dict:
+def fingerprint(model, step, stored, coords, **numbers) -> dict:
     """Return what must be the same for a chain to go on: numbers, graph, data and settings.
 
     Parameters
     ----------
     model : pm.Model
     step : step method
+    stored : dict
+        Of variables that are stored, with their shapes, types and dims.
+    coords : dict of {str: array}
     **numbers
         Of the run, such as ``draws``.
 
@@ -45,7 +48,7 @@ def fingerprint(model, step, **numbers) -> dict:
     values = {v.name: [list(v.type.shape), v.dtype] for v in model.value_vars}
     with np.errstate(all="ignore"):
         terms = model.logp(sum=False)
-    graph = _graph(terms, arrays)
+    graph = _graph(terms + model.replace_rvs_by_values(model.deterministics), arrays)
     steps = {}
     for name, value in frozen(step.sampling_state).items():
         steps[name] = _setting(value, f"step, {name}", arrays)
@@ -56,6 +59,8 @@ def fingerprint(model, step, **numbers) -> dict:
         "numbers": numbers,
         "unknowns": values,
         "model": graph,
+        "stored": json.loads(json.dumps(stored)),
+        "coords": {name: _bytes(values) for name, values in coords.items()},
         "data": {name: _array(array) for name, array in arrays.items()},
         "step": steps,
         "versions": {name: version(name) for name in PACKAGES}
@@ -79,11 +84,21 @@ def different(stored, new) -> str:
         old, now = (x["step"].get(name, "none") for x in (stored, new))
         if old != now:
             return f"the step's {name.rpartition(': ')[2]} is {now}, and in the run {old}"
+    for name in sorted(stored["stored"].keys() | new["stored"].keys()):
+        old, now = (x["stored"].get(name, "not stored") for x in (stored, new))
+        if old != now:
+            return f"{name} is {now}, and in the run {old} (var_names, or shape, dtype and dims)"
+    for name in sorted(stored["coords"].keys() | new["coords"].keys()):
+        if stored["coords"].get(name) != new["coords"].get(name):
+            return f"the coordinates {name!r} aren't those of the run"
     if stored["model"] != new["model"]:
-        return "the model has another prior, likelihood or constant than that of the run" + (
-            ""
-            if stored["versions"] == new["versions"]
-            else ", or other versions of PyMC or PyTensor write it so"
+        return (
+            "the model has another prior, likelihood, Deterministic or constant than that of the run"
+            + (
+                ""
+                if stored["versions"] == new["versions"]
+                else ", or other versions of PyMC or PyTensor write it so"
+            )
         )
     for name in sorted(stored["data"].keys() | new["data"].keys()):
         old, now = (x["data"].get(name, {}) for x in (stored, new))
@@ -126,12 +141,22 @@ def _graph(outputs, arrays) -> str:
         todo.pop()
         numbers[variable] = len(numbers)
         words = [str(numbers[x]) for x in inputs]
-        words += [_leaf(variable, f"array {len(arrays)}", arrays)] if node is None else [
-            ADDRESS.sub("", str(node.op)), str(node.outputs.index(variable))
-        ]  # fmt: skip
+        if node is None:
+            words.append(_leaf(variable, f"array {len(arrays)}", arrays))
+        else:
+            words += [_operation(node.op, arrays), str(node.outputs.index(variable))]
         digest.update("|".join([str(variable.type), *words, "\n"]).encode())
     digest.update(str([numbers[x] for x in outputs]).encode())
     return digest.hexdigest()
+
+
+def _operation(op, arrays) -> str:
+    """Name an operation, with the graph in it, as of ``scan``; data that it holds go to ``arrays``."""
+    for name, value in sorted(getattr(op, "__dict__", {}).items()):
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            arrays[f"array {len(arrays)}, {type(op).__name__}.{name}"] = value
+    inner = getattr(op, "inner_outputs", None)
+    return ADDRESS.sub("", str(op)) + (_graph(list(inner), arrays) if inner else "")
 
 
 def _leaf(variable, name, arrays) -> str:
@@ -141,9 +166,13 @@ def _leaf(variable, name, arrays) -> str:
         value = variable.data
     else:
         return str(variable.name)
+    if isinstance(value, np.ndarray | np.generic) and value.size < 2 and not value.dtype.hasobject:
+        return f"{value.dtype} {value.tolist()}"
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         arrays[variable.name or f"{name} of the model, shape {value.shape}"] = value
         return "array"
+    if isinstance(value, np.random.Generator):
+        return "generator"
     return ADDRESS.sub("", f"{type(value).__name__} {value}")
 
 

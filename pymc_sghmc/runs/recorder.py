@@ -143,14 +143,14 @@ class Recorder:
         stored = next(self.passing)
         self.made += 1
         point = {
-            name: stored[name] if name in stored else np.full_like(value, np.nan, dtype=float)
-            for name, value in point.items()
+            name: stored.get(f"variable {name}", _unknown(value)) for name, value in point.items()
         }
         if self.made == self.passed:
             step.sampling_state = self.state
             point, self.state = {**point, **self.point}, None
         stats = [
-            {name: stored[f"{i} {name}"][()] for name in own} for i, own in enumerate(self.stats)
+            {name: stored[f"stat {i} {name}"][()] for name in own}
+            for i, own in enumerate(self.stats)
         ]
         return point, stats
 
@@ -188,13 +188,14 @@ class Recorder:
             return
         buffer = list(self.buffer)
         arrays = {
-            name: np.stack([values[k] for values, _ in buffer]) for k, name in enumerate(self.names)
+            f"variable {name}": np.stack([values[k] for values, _ in buffer])
+            for k, name in enumerate(self.names)
         }
         for i, own in enumerate(self.stats):
             for name, dtype in own.items():
                 nothing = np.zeros((), dtype)
                 stats = [stats[i].get(name, nothing) for _, stats in buffer]
-                arrays[f"{i} {name}"] = np.asarray(stats, dtype)
+                arrays[f"stat {i} {name}"] = np.asarray(stats, dtype)
         stop = self.stored + len(buffer)
         stem = f"draws-{self.stored:09}-{stop:09}"
         path = files.write(self.files.folder, stem, arrays)
@@ -208,42 +209,42 @@ class Recorder:
             self._write_draws()
 
 
-class _Recorded:
-    """What is put before the class of a step."""
-
-    def setup_chain(self, *args):
-        super().setup_chain(*args)
-        self._recorder.begin(self)
-
-    def set_rng(self, *args):
-        super().set_rng(*args)
-        self._recorder.begin(self)
-
-    def step(self, point):
-        return self._recorder.step(self, super().step, point)
-
-    def __reduce__(self):
-        cls = type(self).__mro__[2]
-        plain = object.__new__(cls)
-        plain.__dict__.update({k: v for k, v in self.__dict__.items() if k != "_recorder"})
-        return _again, (plain, self._recorder)
-
-
 def recorded(step, recorder):
-    """Let a step record its draws."""
+    """Let a step record its draws: its class is exchanged for one below it."""
     cls = type(unrecorded(step))
-    step.__class__ = type(cls.__name__, (_Recorded, cls), {"__module__": cls.__module__})
-    step._recorder = recorder
+
+    class Recorded(cls):
+        is_recorded = True
+
+        def setup_chain(self, *args):
+            super().setup_chain(*args)
+            self._recorder.begin(self)
+
+        def set_rng(self, *args):
+            super().set_rng(*args)
+            self._recorder.begin(self)
+
+        def step(self, point):
+            return self._recorder.step(self, super().step, point)
+
+        def __reduce__(self):
+            plain = object.__new__(cls)
+            plain.__dict__.update({k: v for k, v in self.__dict__.items() if k != "_recorder"})
+            return recorded, (plain, self._recorder)
+
+    Recorded.__name__, Recorded.__qualname__ = cls.__name__, cls.__qualname__
+    step.__class__, step._recorder = Recorded, recorder
     return step
 
 
 def unrecorded(step):
     """Let it be what it was."""
-    if isinstance(step, _Recorded):
-        step.__class__ = type(step).__mro__[2]
+    if getattr(step, "is_recorded", False):
+        step.__class__ = type(step).__mro__[1]
         del step._recorder
     return step
 
 
-def _again(step, recorder):
-    return recorded(step, recorder)
+def _unknown(value):
+    """Return what stands for a value that isn't stored."""
+    return np.full_like(value, np.nan) if np.asarray(value).dtype.kind == "f" else value

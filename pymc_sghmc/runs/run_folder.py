@@ -38,7 +38,7 @@ class RunFolder:
     """
 
     def __init__(self, path):
-        self.path, self._lock = Path(path), None
+        self.path, self._lock = Path(path).absolute(), None
 
     def __str__(self):
         return f"RunStore({os.fspath(self.path)!r})"
@@ -49,13 +49,18 @@ class RunFolder:
             return
         if (earlier := _holders.get(self._key())) is not None:
             earlier.release()  # pm.sample of this thread was ended before it could do so
-        names = sorted(x.name for x in self.path.iterdir()) if self.path.is_dir() else []
+        names = sorted(os.listdir(self.path)) if self.path.is_dir() else []
         if names and LOCK not in names:
             raise ValueError(
                 f"trace={self}: the folder has other things in it, such as {names[0]}. Give the "
                 "run a folder of its own."
             )
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise ValueError(
+                f"trace={self}: there is a file in its place. Give a folder."
+            ) from None
         lock = FileLock(self.path / LOCK, timeout=WAIT)
         try:
             lock.acquire()

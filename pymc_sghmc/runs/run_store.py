@@ -7,7 +7,6 @@ import logging
 import pickle
 import sys
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,13 +15,12 @@ from pymc.backends.arviz import coords_and_dims_for_inferencedata
 from pymc.backends.base import BaseTrace
 from pymc.model import modelcontext
 from pymc.step_methods.arraystep import PopulationArrayStepShared
-from pymc.util import is_transformed_name
 
 from pymc_sghmc.compat import StoredTrace, inference_data
 from pymc_sghmc.runs.fingerprint import fingerprint
 from pymc_sghmc.runs.recorder import ChainFiles, Recorder, recorded, unrecorded
 from pymc_sghmc.runs.run_folder import RunFolder
-from pymc_sghmc.runs.stored_draws import data_of, datasets, plain, rectangle
+from pymc_sghmc.runs.stored_draws import data_of, datasets, layout_of, rectangle
 
 __all__ = ["RunStore"]
 
@@ -91,7 +89,8 @@ class RunStore(StoredTrace):
     tuning_steps = sampling_time = posterior = _sampling_state = None  # properties in PyMC 5.28
 
     def __init__(self, path):
-        self.path, self.folder = Path(path), RunFolder(path)
+        self.folder = RunFolder(path)
+        self.path = self.folder.path
         self.straces, self._step, self.model = [], None, None
 
     def __repr__(self):
@@ -107,7 +106,7 @@ class RunStore(StoredTrace):
         save_warmup : bool, default True
             Tuning draws, too, in groups of their own.
         model : Model, optional
-            Whose data are to be in the result; default: that of the ``with`` context, if there is one.
+            Whose data are to be in the result; default: that of ``pm.sample`` in this process, if there was one.
 
         Returns
         -------
@@ -119,7 +118,10 @@ class RunStore(StoredTrace):
         ValueError
             If there are no draws after tuning, or no run.
         """
+        model = self.model if model is None else model
         coords, facts = self.folder.manifest()
+        if model is not None:  # its labels are of any type
+            coords = coords_and_dims_for_inferencedata(model)[0]
         numbers = self.numbers()
         tune, every = numbers["tune"], [ChainFiles(self.path, k) for k in range(numbers["chains"])]
         chosen, length = rectangle([max(0, one.made - tune) for one in every])
@@ -130,9 +132,10 @@ class RunStore(StoredTrace):
                 "same script again to go on."
             )
         if len(chosen) < len(every) or any(every[k].made != tune + length for k in chosen):
-            _log.warning(
+            _log.log(
+                logging.INFO if self.sampling_time is None else logging.WARNING,
                 f"{self!r}: the result has {length} draws of {len(chosen)} of {len(every)} chains; the store has "
-                f"{', '.join(str(max(0, one.made - tune)) for one in every)}. Start the same script again to go on."
+                f"{', '.join(str(max(0, one.made - tune)) for one in every)}. Start the same script again to go on.",
             )
         chains = [every[k] for k in chosen]
         attrs = {"tuning_steps": tune}
@@ -145,9 +148,7 @@ class RunStore(StoredTrace):
         if save_warmup and tune:
             warmup = datasets(chains, facts["layout"], coords, 0, tune, attrs)
             found |= {f"warmup_{name}": dataset for name, dataset in warmup.items()}
-        model = modelcontext(model) if model is not None else self.model
-        if model is not None:
-            found |= data_of(model)
+        found |= {} if model is None else data_of(model)
         return inference_data(found)
 
     def numbers(self) -> dict:
@@ -160,33 +161,30 @@ class RunStore(StoredTrace):
         methods = getattr(step, "methods", [step])
         if any(isinstance(method, PopulationArrayStepShared) for method in methods):
             raise ValueError(f"trace={self!r}: chains of a population of them can't be stored.")
+        self._handled = sys.exc_info()[1]  # where all of pm.sample is called while one is
         self.folder.hold()
         try:
             trace = BaseTrace(model=model, vars=vars, test_point=test_point)
-            own = fingerprint(model, step, chains=chains, draws=draws, tune=tune)
-            stats = [
-                {k: np.dtype(d).str for k, d in one.items() if np.dtype(d) != object}
-                for one in step.stats_dtypes
-            ]
-            coords, dims = coords_and_dims_for_inferencedata(model)
-            variables = {
-                name: (list(shape), np.dtype(trace.var_dtypes[name]).str, dims.get(name))
-                for name, shape in trace.var_shapes.items()
-                if not is_transformed_name(name)
-            }
-            labels = {name: plain(values) for name, values in coords.items()}
-            self.folder.begin(own, {"variables": variables, "stats": stats}, labels)
+            if reserved := {"chain", "draw"}.intersection(trace.varnames):
+                raise ValueError(
+                    f"trace={self!r}: a variable named {reserved.pop()!r} can't be stored beside the "
+                    "dims chain and draw. Rename it."
+                )
+            layout, labels = layout_of(model, trace, step)
+            numbers = {"chains": chains, "draws": draws, "tune": tune}
+            own = fingerprint(model, step, layout["variables"], labels, **numbers)
+            self.folder.begin(own, layout, labels)
             stored = [ChainFiles(self.path, chain) for chain in range(chains)]
             for chain in stored:
                 chain.check()
             if any(chain.made for chain in stored):
                 made = ", ".join(str(chain.made) for chain in stored)
                 _log.info(f"{self!r}: goes on after {made} of {tune + draws} draws of its chains.")
+            recorder = Recorder(self.path, trace.fn, trace.varnames, step.stats_dtypes, tune, draws)
+            self._step = recorded(step, recorder)
         except BaseException:
             self._release()
             raise
-        recorder = Recorder(self.path, trace.fn, trace.varnames, step.stats_dtypes, tune, draws)
-        self._step = recorded(step, recorder)
         self.straces = [_Chain(self, trace, chain, step.stats_dtypes) for chain in range(chains)]
         self.tuning_steps, self.draws = tune, draws
 
@@ -194,7 +192,7 @@ class RunStore(StoredTrace):
         """Take the end of a chain, and the error that is on its way to the user, if there is one."""
         if self._step is not None:
             self._step._recorder.close()
-        if error is None or _goes_on(error):
+        if error is None or error is self._handled or _goes_on(error):
             return
         self._release()
         if isinstance(error, ENDED_WORKER):

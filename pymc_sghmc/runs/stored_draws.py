@@ -4,6 +4,7 @@ Knows files, xarray and the data of models; no steps.
 """
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from pymc.backends.arviz import (
@@ -11,12 +12,13 @@ from pymc.backends.arviz import (
     find_constants,
     find_observations,
 )
+from pymc.util import is_transformed_name
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from pymc_sghmc.runs import files
 
-__all__ = ["data_of", "datasets", "plain", "rectangle"]
+__all__ = ["data_of", "datasets", "layout_of", "rectangle"]
 
 # As pm.to_inference_data names them.
 NAMES = {
@@ -40,6 +42,22 @@ def rectangle(lengths):
     sizes = [(k + 1) * lengths[chain] for k, chain in enumerate(by_length)]
     k = len(sizes) - 1 - int(np.argmax(sizes[::-1]))  # the most chains among the best
     return sorted(by_length[: k + 1]), lengths[by_length[k]]
+
+
+def layout_of(model, trace, step) -> tuple:
+    """Return what is stored, for `datasets`, and the coordinates that a file can hold."""
+    stats = [
+        {k: np.dtype(d).str for k, d in one.items() if np.dtype(d) != object}
+        for one in step.stats_dtypes
+    ]
+    coords, dims = coords_and_dims_for_inferencedata(model)
+    variables = {
+        name: (list(shape), np.dtype(trace.var_dtypes[name]).str, dims.get(name))
+        for name, shape in trace.var_shapes.items()
+        if not is_transformed_name(name)
+    }
+    labels = {name: _plain(values) for name, values in coords.items()}
+    return {"variables": variables, "stats": stats}, labels
 
 
 class _Draws(BackendArray):
@@ -104,26 +122,34 @@ def datasets(chains, layout, coords, start, stop, attrs) -> dict:
     variables, used = {}, {}
     for name, (shape, dtype, dims) in layout["variables"].items():
         dims = dims or [f"{name}_dim_{i}" for i in range(len(shape))]
-        variables[name] = _variable([name], chains, start, stop, shape, dtype, dims)
+        variables[name] = _variable([f"variable {name}"], chains, start, stop, shape, dtype, dims)
         used |= dict(zip(dims, shape, strict=True))
     posterior = xr.Dataset(variables, coords=at | _labels(used, coords), attrs=attrs)
-    stats, found = {}, {}
+    stats, found, counts = {}, {}, {}
     for i, own in enumerate(layout["stats"]):
         for name, dtype in own.items():
-            found.setdefault(name, (dtype, []))[1].append(f"{i} {name}")
+            found.setdefault(name, (dtype, []))[1].append(f"stat {i} {name}")
     for name, (dtype, members) in found.items():
         if name in LEFT_OUT:
             continue
         name = NAMES.get(name, name)
         dims = [f"{name}_dim_0"] if len(members) > 1 else []
+        counts |= {dim: np.arange(len(members)) for dim in dims}
         stats[name] = _variable(members, chains, start, stop, (), dtype, dims)
-    return {"posterior": posterior, "sample_stats": xr.Dataset(stats, coords=at, attrs=attrs)}
+    statistics = xr.Dataset(stats, coords=at | counts, attrs=attrs)
+    return {"posterior": posterior, "sample_stats": statistics}
 
 
-def plain(values):
+def _labels_of(values):
+    """Return the coordinates of a dim as an array; dates are dates, tuples are single labels."""
+    single = [tuple(x) if isinstance(x, np.ndarray | list) else x for x in values]
+    return pd.Index(single, tupleize_cols=False).to_numpy()
+
+
+def _plain(values):
     """Return coordinates as an array that a file can hold without pickles."""
-    array = np.asarray(values)
-    return array.astype(str) if array.dtype.hasobject else array
+    array = _labels_of(values)
+    return np.array([str(x) for x in array], dtype=str) if array.dtype.hasobject else array
 
 
 def data_of(model) -> dict:
@@ -148,6 +174,6 @@ def data_of(model) -> dict:
 def _labels(sizes, coords) -> dict:
     """Return the coordinates of dims: the model's where it has as many."""
     return {
-        dim: plain(coords[dim]) if len(coords.get(dim, ())) == n else np.arange(n)
+        dim: _labels_of(coords[dim]) if dim in coords and len(coords[dim]) == n else np.arange(n)
         for dim, n in sizes.items()
     }

@@ -13,7 +13,7 @@ import numpy as np
 from pymc.model import Model
 
 from pymc_sghmc.checks import checked_schedule, is_number, names, true_or_false, whole_steps
-from pymc_sghmc.schedules import Schedule
+from pymc_sghmc.schedules import Schedule, description
 
 __all__ = [
     "ARGUMENTS",
@@ -246,5 +246,5 @@ def checked(given, own=()) -> dict:
 
 def compared(values) -> dict:
     """Return those of `checked` arguments that must be a saved state's for a chain to go on from it."""
-    kept = {name: values[name] for name, argument in ARGUMENTS.items() if argument.is_compared}
-    return kept | {"learning_rate": "a schedule"} if callable(kept["learning_rate"]) else kept
+    given = {name: values[name] for name, argument in ARGUMENTS.items() if argument.is_compared}
+    return {name: description(x) if callable(x) else x for name, x in given.items()}

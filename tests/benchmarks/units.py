@@ -1,11 +1,15 @@
 """Groups integrated out: what a million of them cost.
 
 python tests/benchmarks/units.py [--rows 1e5 1e6 1e7] [--gradient second_order control_variates] [--markdown]
+python tests/benchmarks/units.py --peer nutpie statsmodels [--rows 1e4 1e5] [--seconds 300]
 
 prints one line of JSON with, for a logistic model of N rows in N/10 groups, made on the fly: seconds and passes of setting up, seconds of
 sampling (a chain of 1,000 + 2,000 draws in this process, effects not recorded), microseconds of an inner step, effective draws (the least
 over all unknowns but the effects) per inner step and per second, and megabytes of memory at most above the data's and the model's own. ``--rows 0`` is
 MovieLens, 1,000,209 ratings by 6,040 users, which needs the shared data.
+
+``--peer`` runs others on the same models instead: nutpie's NUTS, non-centred, a chain of 1,000 + 1,000 draws on one core, for so many seconds
+at most, which wants an environment of its own, and statsmodels' BinomialBayesMixedGLM, whose posterior is a Gaussian by variational Bayes.
 """
 
 # ruff: noqa: I001  (untouched sets the environment before NumPy is imported)
@@ -23,19 +27,82 @@ import report
 
 def model_of(n):
     """A logistic model, six coefficients and random intercepts; true values are the same for each n."""
-    rng = np.random.default_rng(11)
-    groups = n // 10
-    group = np.repeat(np.arange(groups, dtype=np.int32), 10)
-    x = np.concatenate([np.ones((n, 1)), rng.standard_normal((n, 5))], axis=1)
-    u = 0.8 * rng.standard_normal(groups)
-    p = 1 / (1 + np.exp(-(x @ [-0.5, 0.5, -0.4, 0.3, -0.2, 0.1] + u[group])))
-    y = (rng.random(n) < p).astype(np.int8)
+    (x, group, y), groups = parts_of(n), n // 10
     with pm.Model() as model:
         b, tau = pm.Normal("b", 0, 2, shape=6), pm.HalfNormal("tau", 1)
         u = pm.Normal("u", 0, tau, shape=groups)
         x, group = pm.Data("x", x), pm.Data("group", group)
         pm.Bernoulli("y", logit_p=x @ b + u[group], observed=pm.Data("y_data", y))
     return model
+
+
+def parts_of(n):
+    """Predictors, groups and outcomes."""
+    rng = np.random.default_rng(11)
+    group = np.repeat(np.arange(n // 10, dtype=np.int32), 10)
+    x = np.concatenate([np.ones((n, 1)), rng.standard_normal((n, 5))], axis=1)
+    u = 0.8 * rng.standard_normal(n // 10)
+    p = 1 / (1 + np.exp(-(x @ [-0.5, 0.5, -0.4, 0.3, -0.2, 0.1] + u[group])))
+    return x, group, (rng.random(n) < p).astype(np.int8)
+
+
+def by_nutpie(n, limit):
+    """One row of NUTS."""
+    import arviz as az
+    import nutpie
+
+    x, group, y = parts_of(n)
+    with pm.Model() as model:
+        b, tau = pm.Normal("b", 0, 2, shape=6), pm.HalfNormal("tau", 1)
+        z = pm.Normal("z", 0, 1, shape=n // 10)
+        pm.Bernoulli("y", logit_p=pm.Data("x", x) @ b + (tau * z)[group], observed=y)
+    compiled, began = nutpie.compile_pymc_model(model), time.perf_counter()
+    sampling = nutpie.sample(
+        compiled,
+        draws=1000,
+        tune=1000,
+        chains=1,
+        cores=1,
+        seed=1,
+        progress_bar=False,
+        blocking=False,
+    )
+    try:
+        idata = sampling.wait(timeout=limit)
+    except TimeoutError:
+        idata = None
+    if not sampling.is_finished:
+        sampling.abort()
+        return {"seconds": limit, "finished": False}
+    idata = sampling.wait() if idata is None else idata
+    seconds = time.perf_counter() - began
+    draws = [idata.posterior[key].to_numpy().reshape(1, 1000, -1) for key in ("b", "tau")]
+    least = float(over_unknowns(az.ess, np.concatenate(draws, axis=-1)).min())
+    tau = draws[1]
+    return {
+        "seconds": seconds, "finished": True, "least ESS": least, "ESS/s": 2 * least / seconds,
+        "tau": float(tau.mean()), "sd": float(tau.std()),
+    }  # fmt: skip
+
+
+def by_statsmodels(n, limit):
+    """One row of variational Bayes."""
+    from scipy.sparse import csr_matrix
+    from statsmodels.genmod.bayes_mixed_glm import BinomialBayesMixedGLM
+
+    x, group, y = parts_of(n)
+    of_groups = csr_matrix((np.ones(n), (np.arange(n), group)))
+    began = time.perf_counter()
+    model = BinomialBayesMixedGLM(y, x, of_groups, np.zeros(n // 10, int), vcp_p=1, fe_p=2)
+    found = model.fit_vb()
+    tau = np.exp(found.vcp_mean[0])
+    return {
+        "seconds": time.perf_counter() - began, "finished": True,
+        "tau": float(tau), "sd": float(tau * found.vcp_sd[0]),
+    }  # fmt: skip
+
+
+PEERS = {"nutpie": by_nutpie, "statsmodels": by_statsmodels}
 
 
 def movielens():
@@ -104,11 +171,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", nargs="+", type=float, default=[1e5, 1e6, 1e7])
     parser.add_argument("--gradient", nargs="+", default=["second_order"])
+    parser.add_argument("--peer", nargs="+", choices=PEERS, help="run these instead")
+    parser.add_argument("--seconds", type=float, default=300.0, help="for nutpie at most")
     parser.add_argument("--markdown", action="store_true", help="print a table as well")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     rows, machine = {}, report.machine()
-    for n in map(int, args.rows):
+    for n in map(int, args.rows) if args.peer else ():
+        for peer in args.peer:
+            name = f"{n:,} rows, {peer}"
+            rows[name] = PEERS[peer](n, args.seconds)
+            report.progress(name, rows[name])
+    for n in map(int, args.rows) if not args.peer else ():
         for gradient in args.gradient:
             name = f"{n:,} rows, {gradient}" if n else f"MovieLens, {gradient}"
             rows[name] = run(model_of(n) if n else movielens(), gradient)

@@ -12,11 +12,13 @@ from pathlib import Path
 import faults
 import numpy as np
 import pymc as pm
+import pytensor
+import pytensor.tensor as pt
 import pytest
 
 from conftest import ROOT
 
-from pymc_sghmc import SGHMC, RunStore, resume
+from pymc_sghmc import QNHMC, SGHMC, RunStore, resume, schedules
 from pymc_sghmc.runs import files, recorder, run_folder
 from pymc_sghmc.runs.states import decoded, encoded
 from pymc_sghmc.runs.stored_draws import rectangle
@@ -170,8 +172,8 @@ def other_model(prior=1, shift=0):
 @pytest.mark.parametrize(
     "change, settings, options, words",
     [
-        ({"prior": 2}, {}, {}, "the data in .* have another bytes"),
-        ({"prior": 1.5}, {}, {}, "the model has another prior, likelihood or constant"),
+        ({"prior": 2}, {}, {}, "another prior, likelihood, Deterministic or constant"),
+        ({"prior": 1.5}, {}, {}, "another prior, likelihood, Deterministic or constant"),
         ({"shift": 1}, {}, {}, "data in .* another bytes"),
         ({}, {"batch_size": 21}, {}, "the step's batch_size is 21, and in the run 20"),
         ({}, {"n_steps": 3}, {}, "n_steps is 3, and in the run 2"),
@@ -189,6 +191,130 @@ def test_another_run_is_refused_before_anything_is_changed(
         store = {"trace": RunStore(stopped), "cores": 1}
         pm.sample(step=step, **faults.OPTIONS | store | options)
     assert contents(stopped) == before
+
+
+def variant(power=1, label="a", scale=1.0, names=None, rate=1e-3, inner=0.5, held=1.0):
+    """A script in which one thing is another."""
+    with pm.Model(coords={"k": [label, "b"]}) as model:
+        mu = pm.Normal("mu", 0, 1, dims="k")
+        pm.Deterministic("odd", scale * mu[0] ** power)
+        steps = pytensor.scan(
+            lambda before, rate: before * rate * inner, outputs_info=mu[1], non_sequences=[mu[0]],
+            n_steps=3, return_updates=False,
+        )  # fmt: skip
+        pm.Potential("p", -(steps[-1] ** 2))
+        pm.Potential("q", Told(np.arange(2.0) * held)(mu[0]))
+        pm.Normal("y", mu[0], 1, observed=np.arange(40.0) / 40)
+        step = [
+            SGHMC([mu], batch_size=20, learning_rate=schedules.polynomial_decay(rate, 10), **FAST)
+        ]
+    return model, step, {"var_names": names}
+
+
+FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}, "preconditioner": None, "friction": 1.0}
+
+
+class Told(pytensor.graph.Op):
+    """An operation that holds data."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def make_node(self, x):
+        return pytensor.graph.Apply(self, [x], [pt.dscalar()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = np.asarray(self.data.sum() * 0.0)
+
+    def pullback(self, inputs, outputs, gradients):
+        return [pt.zeros_like(inputs[0])]
+
+    grad = pullback
+
+    L_op = grad
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"power": 2}, "another prior, likelihood, Deterministic or constant"),
+        ({"inner": 0.25}, "another prior, likelihood, Deterministic or constant"),
+        ({"label": "c"}, "the coordinates 'k' aren't those of the run"),
+        ({"names": ["mu"]}, "odd is not stored, and in the run"),
+        ({"rate": 1e-4}, "learning_rate is _polynomial_decay"),
+        ({"held": 2.0}, "Told.data have another bytes"),
+        ({"scale": 2.0}, "another prior, likelihood, Deterministic or constant"),
+    ],
+    ids=str,
+)
+def test_small_changes_are_noticed(tmp_path, change, words):
+    model, step, options = variant()
+    new = variant(**change)
+    options |= {"trace": RunStore(tmp_path), "cores": 1, "draws": 8, "tune": 0, "chains": 1}
+    options |= {"progressbar": False, "compute_convergence_checks": False}
+    with model, pytest.raises(MemoryError):
+        pm.sample(step=step, **options, callback=stop_at(5))
+    with new[0], pytest.raises(ValueError, match=words):
+        pm.sample(step=new[1], **options | new[2])
+
+
+def one_unknown(kind):
+    """A model and its step, anew: PyMC's own steps remember the run before."""
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1)
+        pm.Normal("y", mu, 1, observed=np.arange(40.0) / 40)
+        fast = {"compile_kwargs": {"mode": "FAST_COMPILE"}} if kind is not pm.Slice else {}
+        return model, kind([mu], **fast)
+
+
+@pytest.mark.parametrize("kind", [pm.NUTS, pm.Metropolis, pm.Slice, QNHMC])
+def test_other_steps_alone(tmp_path, kind):
+    def sample(**changes):
+        model, step = one_unknown(kind)
+        options = {"draws": 30, "tune": 20, "chains": 2, "cores": 1, "random_seed": 4}
+        options |= {"progressbar": False, "compute_convergence_checks": False}
+        with model:
+            idata = pm.sample(step=step, **options | changes)
+        assert type(step) is kind
+        return idata
+
+    with pytest.raises(MemoryError):
+        sample(trace=RunStore(tmp_path), callback=stop_at(30))
+    idata = sample(trace=RunStore(tmp_path), cores=2)
+    np.testing.assert_array_equal(idata.posterior["mu"], sample().posterior["mu"])
+
+
+def test_odd_names_shapes_and_coordinates(tmp_path, monkeypatch):
+    dates = np.array(["2020-01-01", "2021-01-01"], "datetime64[ns]")
+    with pm.Model(coords={"when": dates, "pair": [("a", 1), ("b", 2)]}):
+        at = pm.Normal("file", 0, 1, dims="when")
+        pm.Normal("0 learning_rate", 0, 1, dims="pair")
+        pm.Normal("allow_pickle", 0, 1, shape=(0, 2))
+        pm.Normal("y", at[0], 1, observed=np.arange(40.0) / 40)
+        monkeypatch.chdir(tmp_path)
+        idata = pm.sample(
+            5, tune=5, chains=2, cores=1, step=pm.NUTS(), trace=RunStore("run"), progressbar=False,
+            compute_convergence_checks=False,
+        )  # fmt: skip
+    monkeypatch.chdir("/")
+    assert idata.posterior["allow_pickle"].shape == (2, 5, 0, 2)
+    assert idata.posterior["file"].notnull().all() and "when" in idata.posterior.coords
+    assert idata.posterior.coords["when"].dtype.kind == "M"
+    pairs = [tuple(map(str, pair)) for pair in idata.posterior.coords["pair"].values]
+    assert pairs == [("a", "1"), ("b", "2")]
+    read = RunStore(tmp_path / "run").to_inference_data().posterior
+    np.testing.assert_array_equal(read["0 learning_rate"], idata.posterior["0 learning_rate"])
+
+
+def test_what_cannot_be_stored_is_said_at_once(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pm.Model():
+        pm.Normal("draw", 0, 1)
+        options = {"step": pm.NUTS(), "cores": 1, "progressbar": False}
+        with pytest.raises(ValueError, match="there is a file in its place"):
+            pm.sample(trace=RunStore(tmp_path / "file"), **options)
+        with pytest.raises(ValueError, match="a variable named 'draw' can't be stored"):
+            pm.sample(trace=RunStore(tmp_path / "run"), **options)
 
 
 def run_on_file(folder, shift=0.0, stop=None):

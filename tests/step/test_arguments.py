@@ -213,7 +213,9 @@ def test_saved_states_are_compared_by_what_was_given():
     assert type(settings["n_steps"]) is int  # PyMC's comparison looks at the types
     assert type(settings["target_bias"]) is np.float32
     schedule = compared(checked({"learning_rate": schedules.constant(1e-3)}))
-    assert schedule["learning_rate"] == "a schedule"
+    other = compared(checked({"learning_rate": schedules.constant(2e-3)}))
+    assert schedule["learning_rate"].startswith("_constant") and schedule != other
+    assert schedule == compared(checked({"learning_rate": schedules.constant(1e-3)}))
 
 
 def test_settings_hold_a_samplers_own_arguments_too(model):
