@@ -70,11 +70,7 @@ def by_nutpie(n, limit):
     try:
         idata = sampling.wait(timeout=limit)
     except TimeoutError:
-        idata = None
-    if not sampling.is_finished:
-        sampling.abort()
         return {"seconds": limit, "finished": False}
-    idata = sampling.wait() if idata is None else idata
     seconds = time.perf_counter() - began
     draws = [idata.posterior[key].to_numpy().reshape(1, 1000, -1) for key in ("b", "tau")]
     least = float(over_unknowns(az.ess, np.concatenate(draws, axis=-1)).min())
