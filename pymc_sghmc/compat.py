@@ -95,8 +95,9 @@ def _one_thread():
 
 def end_with_parent():
     """End a worker whose parent is gone: forked ones (PyMC 5.28 and 6) would wait for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None and os.getpid() not in _watched:
+    parent, name = multiprocessing.parent_process(), multiprocessing.current_process().name
+    is_worker = parent is not None and name.startswith("worker_chain_")
+    if is_worker and os.getpid() not in _watched:
         _watched.add(os.getpid())
         threading.Thread(target=_watch, args=(parent, os.getppid()), daemon=True).start()
 

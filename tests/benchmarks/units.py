@@ -1,12 +1,13 @@
 """Groups integrated out: what a million of them cost.
 
 python tests/benchmarks/units.py [--rows 1e5 1e6 1e7] [--gradient second_order control_variates] [--markdown]
+python tests/benchmarks/units.py --rows 1e5 --per 3 --large 1e5
 python tests/benchmarks/units.py --peer nutpie statsmodels [--rows 1e4 1e5] [--seconds 300]
 
 prints one line of JSON with, for a logistic model of N rows in N/10 groups, made on the fly: seconds and passes of setting up, seconds of
 sampling (a chain of 1,000 + 2,000 draws in this process, effects not recorded), microseconds of an inner step, effective draws (the least
-over all unknowns but the effects) per inner step and per second, and megabytes of memory at most above the data's and the model's own. ``--rows 0`` is
-MovieLens, 1,000,209 ratings by 6,040 users, which needs the shared data.
+over all unknowns but the effects) per inner step and per second, and megabytes of memory at most above the data's and the model's own. ``--large`` gives
+the last of the groups so many further rows. ``--rows 0`` is MovieLens, 1,000,209 ratings by 6,040 users, which needs the shared data.
 
 ``--peer`` runs others on the same models instead: nutpie's NUTS, non-centred, a chain of 1,000 + 1,000 draws on one core, for so many seconds
 at most, which wants an environment of its own, and statsmodels' BinomialBayesMixedGLM, whose posterior is a Gaussian by variational Bayes.
@@ -25,9 +26,10 @@ import pymc as pm
 import report
 
 
-def model_of(n):
+def model_of(n, per=10, large=0):
     """A logistic model, six coefficients and random intercepts; true values are the same for each n."""
-    (x, group, y), groups = parts_of(n), n // 10
+    x, group, y = parts_of(n, per, large)
+    groups = group[-1] + 1
     with pm.Model() as model:
         b, tau = pm.Normal("b", 0, 2, shape=6), pm.HalfNormal("tau", 1)
         u = pm.Normal("u", 0, tau, shape=groups)
@@ -36,12 +38,14 @@ def model_of(n):
     return model
 
 
-def parts_of(n):
-    """Predictors, groups and outcomes."""
+def parts_of(n, per=10, large=0):
+    """Predictors, groups of so many rows, the last with ``large`` more, and outcomes."""
     rng = np.random.default_rng(11)
-    group = np.repeat(np.arange(n // 10, dtype=np.int32), 10)
+    group = np.repeat(np.arange(n // per, dtype=np.int32), per)
+    group = np.append(group, np.repeat(group[-1], large))
+    n = group.size
     x = np.concatenate([np.ones((n, 1)), rng.standard_normal((n, 5))], axis=1)
-    u = 0.8 * rng.standard_normal(n // 10)
+    u = 0.8 * rng.standard_normal(group[-1] + 1)
     p = 1 / (1 + np.exp(-(x @ [-0.5, 0.5, -0.4, 0.3, -0.2, 0.1] + u[group])))
     return x, group, (rng.random(n) < p).astype(np.int8)
 
@@ -167,6 +171,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", nargs="+", type=float, default=[1e5, 1e6, 1e7])
     parser.add_argument("--gradient", nargs="+", default=["second_order"])
+    parser.add_argument("--per", type=int, default=10, help="rows of a group")
+    parser.add_argument("--large", type=float, default=0, help="further rows of the last group")
     parser.add_argument("--peer", nargs="+", choices=PEERS, help="run these instead")
     parser.add_argument("--seconds", type=float, default=300.0, help="for nutpie at most")
     parser.add_argument("--markdown", action="store_true", help="print a table as well")
@@ -181,7 +187,8 @@ def main():
     for n in map(int, args.rows) if not args.peer else ():
         for gradient in args.gradient:
             name = f"{n:,} rows, {gradient}" if n else f"MovieLens, {gradient}"
-            rows[name] = run(model_of(n) if n else movielens(), gradient)
+            model = model_of(n, args.per, int(args.large)) if n else movielens()
+            rows[name] = run(model, gradient)
             report.progress(name, rows[name])
     packages = "numpy", "pymc", "pytensor", "numba", "arviz", "pymc-sghmc"
     report.print_json({"benchmark": "units", "rows": rows, **report.closing(machine, *packages)})
