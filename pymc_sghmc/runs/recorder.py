@@ -13,75 +13,16 @@ from multiprocessing.util import Finalize
 import numpy as np
 
 from pymc_sghmc.runs import files
+from pymc_sghmc.runs.chain_files import ChainFiles
 from pymc_sghmc.runs.states import decoded, encoded
 
-__all__ = ["ChainFiles", "Recorder", "recorded", "unrecorded"]
+__all__ = ["Recorder", "recorded", "unrecorded"]
 
 SECONDS = 1.0  # at least, between two segments
 SHARE = 0.01  # of a chain's time between two segments, and of its time for writing, at most
 LONGEST = 60.0  # seconds between two segments, at most
 BYTES = 2**25  # of draws that wait to be written
 WORKER = re.compile(r"worker_chain_(\d+)")  # PyMC's names of processes
-
-
-class ChainFiles:
-    """The files of one chain.
-
-    Attributes
-    ----------
-    folder : Path
-    segments : list of (int, int, Path)
-        First draw, draw after the last one, and file, without gaps.
-    """
-
-    def __init__(self, folder, chain):
-        self.folder, self.chain = folder / f"chain{chain}", chain
-        self.segments, made = [], 0
-        for (start, stop), path in files.found(self.folder, "draws"):
-            if start > made:
-                raise files.DamagedFile(
-                    self.folder, f"draws {made} to {start - 1} of chain {chain} are missing"
-                )
-            if stop > made:
-                self.segments.append((start, stop, path))
-                made = stop
-
-    @property
-    def made(self) -> int:
-        """Number of stored draws."""
-        return self.segments[-1][1] if self.segments else 0
-
-    def state(self):
-        """Return the number of draws after which the last state was stored, its point and itself."""
-        stored = files.found(self.folder, "state")
-        if not stored:
-            return 0, {}, {}, None
-        [made], path = stored[-1]
-        if made > self.made:
-            raise files.DamagedFile(
-                self.folder,
-                f"chain {self.chain} has {self.made} draws, and its state is that after {made}",
-            )
-        arrays, facts = files.read(path)
-        point = {name: arrays.pop(f"point {name}") for name in facts["point"]}
-        return made, point, arrays, facts["state"]
-
-    def check(self) -> None:
-        """Read all files that a chain goes on from; raises `DamagedFile`."""
-        self.state()
-        for _, _, path in self.segments:
-            files.read(path)
-
-    def draws(self, stop):
-        """Yield the arrays of each of the first draws, one segment in memory at a time."""
-        at = 0
-        for start, end, path in self.segments:
-            if at >= stop:
-                return
-            arrays, _ = files.read(path)
-            for i in range(at - start, min(end, stop) - start):
-                yield {name: array[i] for name, array in arrays.items()}
-            at = end
 
 
 class Recorder:
@@ -127,6 +68,8 @@ class Recorder:
         """Make a draw with ``draw``, or pass over one that is stored."""
         if self.made < self.passed:
             return self._pass_over(step, point)
+        if self.made == 0:
+            point = self._start(step, point)
         try:
             point, stats = draw(point)
         except BaseException:
@@ -138,6 +81,14 @@ class Recorder:
             if self._is_due():
                 self._write(step, point)
         return point, stats
+
+    def _start(self, step, point):
+        """Remember where a chain begins, and with which seed; or begin there again."""
+        if self.state is None:
+            self._write_state(step, point)
+            return point
+        step.sampling_state, self.state = self.state, None
+        return {**point, **self.point}
 
     def _pass_over(self, step, point):
         stored = next(self.passing)
@@ -172,6 +123,11 @@ class Recorder:
         """Write the draws that wait, and then the state in which the step is after them."""
         began = time.perf_counter()
         self._write_draws()
+        self._write_state(step, point)
+        self.written = time.perf_counter()
+        self.cost = self.written - began
+
+    def _write_state(self, step, point):
         arrays = {f"point {name}": np.asarray(value) for name, value in point.items()}
         facts = {"point": list(point)}
         facts["state"] = encoded(step.sampling_state, arrays)
@@ -180,8 +136,6 @@ class Recorder:
         for _, path in old:
             if path != new:
                 path.unlink(missing_ok=True)
-        self.written = time.perf_counter()
-        self.cost = self.written - began
 
     def _write_draws(self):
         if not self.buffer:
@@ -212,6 +166,10 @@ class Recorder:
 def recorded(step, recorder):
     """Let a step record its draws: its class is exchanged for one below it."""
     cls = type(unrecorded(step))
+    try:
+        encoded(step.sampling_state, {})
+    except TypeError as error:
+        raise ValueError(f"trace: the state of {cls.__name__} can't be stored: {error}.") from error
 
     class Recorded(cls):
         is_recorded = True

@@ -17,8 +17,9 @@ from pymc.model import modelcontext
 from pymc.step_methods.arraystep import PopulationArrayStepShared
 
 from pymc_sghmc.compat import StoredTrace, inference_data
+from pymc_sghmc.runs.chain_files import ChainFiles
 from pymc_sghmc.runs.fingerprint import fingerprint
-from pymc_sghmc.runs.recorder import ChainFiles, Recorder, recorded, unrecorded
+from pymc_sghmc.runs.recorder import Recorder, recorded, unrecorded
 from pymc_sghmc.runs.run_folder import RunFolder
 from pymc_sghmc.runs.stored_draws import data_of, datasets, layout_of, rectangle
 

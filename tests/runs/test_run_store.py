@@ -129,6 +129,22 @@ def test_steps_of_several_kinds_go_on_together(tmp_path):
     np.testing.assert_array_equal(kept, plain.posterior["mu"])
 
 
+def test_a_chain_that_has_begun_keeps_its_seed(tmp_path, monkeypatch):
+    """Draws whose state isn't stored are made again, the same, though no seed is given."""
+    monkeypatch.setattr(recorder, "LONGEST", 60.0)
+    monkeypatch.setattr(recorder, "SECONDS", 60.0)
+    with pytest.raises(MemoryError):
+        faults.sample(tmp_path, callback=stop_at(30), chains=1, random_seed=None)
+    made = []
+    faults.sample(
+        tmp_path, chains=1, random_seed=None,
+        callback=lambda trace, draw: made.append(draw.point["beta"].copy()),
+    )  # fmt: skip
+    stored = RunStore(tmp_path).to_inference_data()
+    stored = np.concatenate([stored.warmup_posterior["beta"][0], stored.posterior["beta"][0]])
+    np.testing.assert_array_equal(stored, made)
+
+
 def test_spawned_workers_record_too(tmp_path):
     with pytest.raises(MemoryError):
         faults.sample(tmp_path / "run", 2, mp_ctx="spawn", callback=stop_at(faults.TUNE + 5))
