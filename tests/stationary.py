@@ -70,7 +70,7 @@ class NoisyLinear:
     def __init__(self, H, V):
         self.H, self.order = H, NoisyRows(V)
         self.data = SimpleNamespace(
-            is_noisy=[True], noisy_batch_sizes=[1], rows=None, reload=lambda: None
+            is_noisy=[True], noisy_batch_sizes=[1], rows=None, files=(), reload=lambda: None
         )
         self.density = SimpleNamespace(
             centring=None,
