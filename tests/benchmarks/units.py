@@ -29,7 +29,7 @@ import report
 def model_of(n, per=10, large=0):
     """A logistic model, six coefficients and random intercepts; true values are the same for each n."""
     x, group, y = parts_of(n, per, large)
-    groups = group[-1] + 1
+    groups = int(group[-1]) + 1
     with pm.Model() as model:
         b, tau = pm.Normal("b", 0, 2, shape=6), pm.HalfNormal("tau", 1)
         u = pm.Normal("u", 0, tau, shape=groups)
