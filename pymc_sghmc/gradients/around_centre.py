@@ -42,8 +42,6 @@ class AroundExpansion(AroundCentre):
     ``_function`` that is compiled of them.
     """
 
-    order_of_expansion = 2
-
     def __call__(self, position, minibatch):
         """Log-density and gradient at ``position``."""
         rows, arrays = minibatch

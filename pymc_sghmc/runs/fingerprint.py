@@ -73,24 +73,16 @@ def different(stored, new) -> str:
 
     Times of files and versions may be others.
     """
-    for name, value in stored["numbers"].items():
-        if new["numbers"].get(name) != value:
-            return f"{name}={new['numbers'].get(name)}, and the run in it has {name}={value}"
-    for name in sorted(stored["unknowns"].keys() | new["unknowns"].keys()):
-        old, now = (x["unknowns"].get(name, "none") for x in (stored, new))
-        if old != now:
-            return f"the model's unknown {name} is {now}, and in the run {old} (shape, dtype)"
-    for name in sorted(stored["step"].keys() | new["step"].keys()):
-        old, now = (x["step"].get(name, "none") for x in (stored, new))
-        if old != now:
-            return f"the step's {name.rpartition(': ')[2]} is {now}, and in the run {old}"
-    for name in sorted(stored["stored"].keys() | new["stored"].keys()):
-        old, now = (x["stored"].get(name, "not stored") for x in (stored, new))
-        if old != now:
-            return f"{name} is {now}, and in the run {old} (var_names, or shape, dtype and dims)"
-    for name in sorted(stored["coords"].keys() | new["coords"].keys()):
-        if stored["coords"].get(name) != new["coords"].get(name):
-            return f"the coordinates {name!r} aren't those of the run"
+    for name, old, now in _others(stored, new, "numbers"):
+        return f"{name}={now}, and the run in it has {name}={old}"
+    for name, old, now in _others(stored, new, "unknowns", "none"):
+        return f"the model's unknown {name} is {now}, and in the run {old} (shape, dtype)"
+    for name, old, now in _others(stored, new, "step", "none"):
+        return f"the step's {name.rpartition(': ')[2]} is {now}, and in the run {old}"
+    for name, old, now in _others(stored, new, "stored", "not stored"):
+        return f"{name} is {now}, and in the run {old} (var_names, or shape, dtype and dims)"
+    for name, *_ in _others(stored, new, "coords"):
+        return f"the coordinates {name!r} aren't those of the run"
     if stored["model"] != new["model"]:
         return (
             "the model has another prior, likelihood, Deterministic or constant than that of the run"
@@ -100,13 +92,20 @@ def different(stored, new) -> str:
                 else ", or other versions of PyMC or PyTensor write it so"
             )
         )
-    for name in sorted(stored["data"].keys() | new["data"].keys()):
-        old, now = (x["data"].get(name, {}) for x in (stored, new))
+    for name, old, now in _others(stored, new, "data", {}):
         for what in ("shape", "dtype", "bytes"):
             if old.get(what) != now.get(what):
                 where = f" (file {now['file']})" if "file" in now else ""
                 return f"the data in {name}{where} have another {what} than those of the run"
     return ""
+
+
+def _others(stored, new, part, nothing=None):
+    """Yield what differs in a part of two fingerprints: its name, and both values."""
+    for name in sorted(stored[part].keys() | new[part].keys()):
+        old, now = (x[part].get(name, nothing) for x in (stored, new))
+        if old != now:
+            yield name, old, now
 
 
 def _setting(value, name, arrays):

@@ -87,6 +87,10 @@ class Recorder:
         if self.state is None:
             self._write_state(step, point)
             return point
+        return self._take_up(step, point)
+
+    def _take_up(self, step, point):
+        """Put the step into the stored state, at the stored point."""
         step.sampling_state, self.state = self.state, None
         return {**point, **self.point}
 
@@ -97,8 +101,7 @@ class Recorder:
             name: stored.get(f"variable {name}", _unknown(value)) for name, value in point.items()
         }
         if self.made == self.passed:
-            step.sampling_state = self.state
-            point, self.state = {**point, **self.point}, None
+            point = self._take_up(step, point)
         stats = [
             {name: stored[f"stat {i} {name}"][()] for name in own}
             for i, own in enumerate(self.stats)

@@ -123,7 +123,7 @@ class RunStore(StoredTrace):
         coords, facts = self.folder.manifest()
         if model is not None:  # its labels are of any type
             coords = coords_and_dims_for_inferencedata(model)[0]
-        numbers = self.numbers()
+        numbers = facts["fingerprint"]["numbers"]
         tune, every = numbers["tune"], [ChainFiles(self.path, k) for k in range(numbers["chains"])]
         chosen, length = rectangle([max(0, one.made - tune) for one in every])
         if not length:

@@ -17,6 +17,7 @@ import pytensor.tensor as pt
 import pytest
 
 from conftest import ROOT
+from filelock import FileLock, Timeout
 
 from pymc_sghmc import QNHMC, SGHMC, RunStore, resume, schedules
 from pymc_sghmc.runs import files, recorder, run_folder
@@ -376,10 +377,17 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 
 def test_an_earlier_run_of_this_process_does_not_keep_the_folder(tmp_path):
     folders = [run_folder.RunFolder(tmp_path / "run") for _ in range(2)]
+    other = FileLock(tmp_path / "run" / "lock", timeout=0)
     for folder in folders:  # as after an error before any draw
         folder.hold()
+        with pytest.raises(Timeout):
+            other.acquire()
     folders[1].release()
+    with other:
+        assert other.is_locked  # nothing is held twice
     folders[0].hold()
+    with pytest.raises(Timeout):
+        other.acquire()
 
 
 def test_missing_draws_are_noticed(stopped):
