@@ -84,9 +84,8 @@ class LogDensity:
         may_centre=False,
         effects_of_groups=(),
     ):
-        data, variables = data or {}, list(unknowns.variables)
+        data, without = data or {}, tuple(effect.rv for effect in effects_of_groups)
         lengths = {name: n_rows or len(array) for name, array in data.items()}
-        without = tuple(effect.rv for effect in effects_of_groups)
         rest, groups = minibatch_log_density(model, batch_size, point, lengths, without)
         sources = [source for group in groups for source in group.full_data]
         self.sources = [data.get(source.name, source) for source in sources]
@@ -96,11 +95,14 @@ class LogDensity:
         # The prior and each row have weights: 1 and N/n, or others for parts of the whole.
         terms, numbers, self.marginal = [group.log_likelihood for group in groups], list(rows), None
         if effects_of_groups:
-            of_model = groups, rest, self.sources, point, unknowns.d
-            self.marginal = marginal(model, effects_of_groups, *of_model)
-            k = self.marginal.place
-            terms[k] = self.marginal.term(rows[k])
-            numbers[k] = self.marginal.row_numbers(rows[k])
+            of_model = model, effects_of_groups, groups, rest, self.sources, point, unknowns.d
+            self.marginal = marginal(*of_model)
+            k, kept = self.marginal.place, self.marginal.kept
+            terms[k], numbers[k] = self.marginal.term(rows[k]), self.marginal.row_numbers(rows[k])
+            if kept.groups.size:
+                unknowns, rest = unknowns.with_parts(kept.parts, point), rest + kept.prior
+                point = unknowns.of(point)
+        self.unknowns, variables = unknowns, list(unknowns.variables)
         batches = [(batch, i) for g, i in zip(groups, numbers, strict=True) for batch in g.batches]
         taken = zip(batches, arrays, strict=True)
         gathered = {batch: array[idx].astype(batch.dtype) for (batch, idx), array in taken}
@@ -116,7 +118,6 @@ class LogDensity:
         row_weights = [pt.vector(f"row_weights_{i}") for i in range(len(groups))]
         weighted = [(w * rows).sum() for w, rows in zip(row_weights, terms, strict=True)]
         logp = pt.add(prior_weight * rest, *weighted)
-
         own = {*unknowns.variables, *(effect.value for effect in effects_of_groups)}
         given = [v for v in model.value_vars if v not in own]
         self.given_types = [(v.name, v.dtype) for v in given]

@@ -55,7 +55,8 @@ class GroupEffects:
         marginal, position = self.marginal, position.astype(float)
         k, d, table = marginal.k, position.size, np.zeros_like(marginal.table)
         slopes, lower = np.zeros((len(table), k, d)), np.tril_indices(k)
-        for units, inputs in self._chunks(density, data):
+        integrated = np.arange(marginal.n_integrated)
+        for units, inputs in self._chunks(density, data, integrated):
             u, lam, S, A, h, _ = self._found(density, position, np.zeros((units.size, k)), inputs)
             b = np.einsum("nab,nb->na", A, u) - h
             if marginal.follows:
@@ -104,16 +105,17 @@ class GroupEffects:
         Returns
         -------
         values : dict
-            Of the model's unknowns; NaN of other groups than ``groups``, where they are given.
+            Of the model's unknowns; NaN of other groups than ``groups``, where they are given. Those of
+            kept groups are the position's own.
         accepted : float
             Share of the steps.
         """
-        of_units = self.marginal.units.groups
-        units = np.arange(of_units.size)
-        units = units if groups is None else np.flatnonzero(np.isin(of_units, groups))
-        k, shift = self.marginal.k, position - self.marginal.centre
+        marginal, k, shift = self.marginal, self.marginal.k, position - self.marginal.centre
+        of_units = marginal.units.groups
+        wanted = np.arange(marginal.n_groups) if groups is None else groups
+        units = np.flatnonzero(np.isin(of_units, np.setdiff1d(wanted, marginal.kept.groups)))
         position = density.to_model(position.astype(density.dtype))
-        out, moved, tried = [], 0, 0
+        numbers, moved, tried = np.full((marginal.n_groups, k), np.nan), 0, 0
         for some, inputs in self._chunks(density, data, units):
             empty = np.zeros((some.size, k))
             _, mean, factor = self._joint(position, shift, empty, *inputs)
@@ -129,10 +131,9 @@ class GroupEffects:
                 u = np.where(takes[:, None], new, u)
                 level = np.where(takes, new_level, level)
                 moved, tried = moved + takes.sum() * (i > 0), tried + some.size * (i > 0)
-            out.append(u)
-        numbers = np.full((of_units.size, k), np.nan)
-        numbers[units] = np.concatenate(out)
-        return self.marginal.by_name(numbers), moved / max(1, tried)
+            numbers[of_units[some]] = u
+        drawn = density.unknowns.unravel(position, marginal.by_name(numbers))
+        return {name: drawn[name] for name in marginal.names}, moved / max(1, tried)
 
     def _chunks(self, density, data, units=None):
         """Yield units, and what functions take besides a position and numbers."""

@@ -18,9 +18,10 @@ from pytensor.graph.replace import clone_replace, vectorize_graph
 
 from pymc_sghmc.models.grouped_rows import cholesky, solved, solved_back
 
-__all__ = ["N_NODES", "Marginal"]
+__all__ = ["Marginal"]
 
-N_NODES = (5, 7, 11, 15, 21, 31)  # for each number of a group
+N_NODES = (5, 7, 11, 15, 21, 31)  # for each number of a group, of up to three
+FEW_NODES = (3, 5)  # of more
 
 
 class Marginal:
@@ -32,8 +33,10 @@ class Marginal:
     place : int
         Of the model's groups of likelihoods, which one has these rows.
     units : Units
+    kept : KeptGroups
+        Whose rows are units of their own, given numbers that are unknowns.
     d : int
-        Unknowns that are left.
+        Unknowns that are left, those of kept groups not counted.
     checksums : dict of {int: int}
         Of arrays that tell the groups, by their place among all.
 
@@ -43,32 +46,40 @@ class Marginal:
         Numbers of a group.
     inputs : list of TensorVariable
         What graphs take; `values` are what they are now.
-    table : array of shape (units, k + k(k + 1)/2)
-        Pseudo-observation of each group: precision times value, and the precision's lower triangle.
-    slopes : array of shape (units, kd)
+    n_units, n_integrated : int
+        Units that have rows, of which those that are groups come first.
+    table : array of shape (n_integrated + 1, k + k(k + 1)/2)
+        Pseudo-observation of each group: precision times value, and the precision's lower triangle;
+        last that of a group without rows.
+    slopes : array of shape (n_integrated + 1, kd)
         How fast the former changes with θ: nodes follow all unknowns.
     centre : array of shape (d,)
         θ̂, where both were found.
-    n_nodes : int
-        Of quadrature, for each number of a group.
+    choice : tuple of int
+        How many nodes of quadrature there may be for each number of a group; ``n_nodes`` there are.
+    error : float
+        How far the gradient is from that with more or fewer, in posterior sds.
     """
 
-    def __init__(self, rows, place, units, d, checksums):
-        self.checksums = checksums
+    def __init__(self, rows, place, units, kept, d, checksums):
+        self.checksums, self.kept, d = checksums, kept, d + kept.groups.size * rows.size
         self._rows, self.place, self.units, self.k = rows, place, units, rows.size
+        self.n_groups = rows.n_groups
         self.n_units = int(np.count_nonzero(units.count))
-        self.table = np.zeros((units.count.size, self.k + self.k * (self.k + 1) // 2))
-        self.slopes, self.centre = np.zeros((units.count.size, self.k * d)), np.zeros(d)
+        self.n_integrated = self.n_units - np.count_nonzero(units.kept >= 0)
+        self.table = np.zeros((self.n_integrated + 1, self.k + self.k * (self.k + 1) // 2))
+        self.slopes, self.centre = np.zeros((self.n_integrated + 1, self.k * d)), np.zeros(d)
         self._effects = [(e.value.name, e.value.dtype, e.shape, e.axis) for e in rows.effects]
-        self._symbols = [pt.lvector(name) for name in ("groups", "start", "order", "count")]
+        self._symbols = [pt.lvector(name) for name in units._fields]
         self._table = pt.dmatrix("pseudo_observations")
         self._nodes, self._log_weights = pt.dmatrix("nodes"), pt.dvector("log_weights")
         self._slopes, self._centre = pt.dmatrix("slopes"), pt.dvector("centre")
         tables = self._table, self._slopes, self._centre
         self.inputs = [*self._symbols, *tables, self._nodes, self._log_weights]
         self.shift = pt.dvector("shift")  # θ − θ̂, to be put in where θ is one vector
-        self.follows = rows.n_seen == self.k
-        self.use(N_NODES[0])
+        self.error, self.follows = 0.0, rows.n_seen == self.k
+        self.choice = N_NODES if self.k <= 3 else FEW_NODES
+        self.use(self.choice[0])
 
     def use(self, n_nodes, tables=None):
         """Take so many nodes for each number of a group, and pseudo-observations, their slopes and θ̂."""
@@ -107,12 +118,11 @@ class Marginal:
     @cached_property
     def nothing(self) -> dict:
         """NaN for each of the effects: the same arrays each time, as there may be millions."""
-        return self.by_name(np.full((self.units.count.size, self.k), np.nan))
+        return self.by_name(np.full((self.n_groups, self.k), np.nan))
 
-    def by_name(self, numbers) -> dict:
-        """Return values of the model's unknowns from numbers of all units, (units, k)."""
-        by_group, found, start = np.empty_like(numbers), {}, 0
-        by_group[self.units.groups] = numbers
+    def by_name(self, by_group) -> dict:
+        """Return values of the model's unknowns from numbers of all groups, (groups, k)."""
+        found, start = {}, 0
         for name, dtype, shape, axis in self._effects:
             others = [n for i, n in enumerate(shape) if i != axis]
             stop = start + int(np.prod(others, dtype=int))
@@ -126,7 +136,7 @@ class Marginal:
 
     def _layout(self, units):
         """Of all rows of some units: which of these they belong to, and their numbers."""
-        _, start, order, count = self._symbols
+        _, start, order, count, _ = self._symbols
         counts = count[units]
         local = pt.repeat(pt.arange(units.shape[0]), counts)
         begin = start[units] - (pt.cumsum(counts) - counts)
@@ -135,18 +145,24 @@ class Marginal:
     def term(self, units):
         """Log-likelihood of the rows of some units, (n,), in the model's unknowns and batches.
 
-        Where nodes lie is ``held``, to be put in after the gradient is taken.
+        Where nodes lie is ``held``, to be put in after the gradient is taken. All nodes of a row of a
+        kept group are the group's numbers, of which the gradient is taken.
         """
         groups = self._symbols[0][units]
         local, _ = self._layout(units)
         own = self._gaussian(units, groups)
         nodes, log_volume = (x.type() for x in own)
         self.held = dict(zip((nodes, log_volume), own, strict=True))
+        if self.kept.groups.size:
+            kept = self._symbols[-1][units]
+            own, alone = self.kept.numbers[pt.maximum(kept, 0)].astype(nodes.dtype), kept >= 0
+            nodes = pt.where(alone[:, None], own, nodes)
         some = pt.matrix(dtype=nodes.dtype, shape=(None, self.k))
         prior = vectorize_graph(self._rows.prior(some, groups), {some: nodes})
         rows = vectorize_graph(self._rows.rows(some, groups[local]), {some: nodes[:, local]})
-        joint = (_summed(rows.T, local, units.shape[0]) + prior.T) + self._log_weights
-        return pt.logsumexp(joint, axis=1) + log_volume
+        rows = _summed(rows.T, local, units.shape[0])
+        integral = pt.logsumexp((rows + prior.T) + self._log_weights, axis=1) + log_volume
+        return pt.where(alone, rows[:, 0], integral) if self.kept.groups.size else integral
 
     def given(self, units, numbers):
         """Log-likelihood of rows given numbers of their groups, by unit, and log-prior of these, (n,)."""
@@ -177,9 +193,9 @@ class Marginal:
         """Of the Gaussian of the prior and the pseudo-observations, in lists of (n,)."""
         k, n = range(self.k), units.shape[0]
         precision, linear = self._rows.prior_gaussian(groups, n)
-        known = self._table[units]
-        d = self.shift.shape[0]
-        moved = (self._slopes[units].reshape((n, self.k, d)) * self.shift).sum(axis=-1)
+        place = pt.minimum(units, self._table.shape[0] - 1)
+        known, d = self._table[place], self.shift.shape[0]
+        moved = (self._slopes[place].reshape((n, self.k, d)) * self.shift).sum(axis=-1)
         b = [known[:, i] + moved[:, i] for i in k]
         columns = iter(range(self.k, self.table.shape[1]))
         lam = [[None] * self.k for _ in k]
@@ -223,15 +239,8 @@ class Marginal:
         return [*out, pt.stack(linear, axis=1)]
 
     def __getstate__(self):
-        return {
-            **self.__dict__,
-            "_rows": None,
-            "_symbols": None,
-            "_table": None,
-            "_nodes": None,
-            "_log_weights": None,
-            "inputs": None,
-        }
+        symbols = "_rows", "_symbols", "_table", "_nodes", "_log_weights", "inputs"
+        return self.__dict__ | dict.fromkeys(symbols)
 
 
 def _summed(by_row, local, n):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_sghmc.compat import ancestors
+from pymc_sghmc.gradients.kept_groups import KeptGroups
 from pymc_sghmc.gradients.marginal import Marginal
 from pymc_sghmc.models.graphs import array_of
 from pymc_sghmc.models.group_check import check_groups
@@ -16,24 +17,37 @@ from pymc_sghmc.rows.units import checksum
 
 __all__ = ["Units", "marginal"]
 
-MOST_NUMBERS = 3  # of a group, over which integrals are taken
+MOST_NUMBERS = 5  # of a group, over which integrals are taken
+LARGE = 10  # times the mean number of rows, from which on a group of more than a batch is large
+MOST_KEPT = 10  # numbers of large groups that stay unknowns
 
 
 class Units(NamedTuple):
-    """Groups and which rows they have: first those that have any."""
+    """Groups and which rows they have: first those that have any; each row of a kept group is one."""
 
     groups: np.ndarray  # number of each unit's group
     start: np.ndarray  # of its rows in ...
     order: np.ndarray  # ... all rows, by group
     count: np.ndarray  # of its rows
+    kept: np.ndarray  # which kept group has it; −1: it is integrated out; empty without any
 
     @classmethod
-    def of(cls, index, n_groups):
-        """Return the units of rows whose groups have these numbers."""
+    def of(cls, index, n_groups, kept):
+        """Return the units of rows whose groups have these numbers, and of ``kept`` groups all rows."""
         count, order = np.bincount(index, minlength=n_groups), np.argsort(index, kind="stable")
         start = np.cumsum(count) - count
-        groups = np.argsort(count == 0, kind="stable")
-        return cls(groups, start[groups], order, count[groups])
+        sizes, own = count[kept], np.delete(np.arange(n_groups), kept)
+        full, empty = own[count[own] > 0], own[count[own] == 0]
+        which = np.repeat(np.arange(kept.size), sizes)
+        of_rows = start[kept][which] + np.arange(which.size) - (np.cumsum(sizes) - sizes)[which]
+        parts = [np.full(full.size, -1), which, np.full(empty.size, -1)]
+        return cls(
+            np.concatenate([full, kept[which], empty]),
+            np.concatenate([start[full], of_rows, start[empty]]),
+            order,
+            np.concatenate([count[full], np.ones_like(of_rows), count[empty]]),
+            np.concatenate(parts) if kept.size else which,
+        )
 
 
 def marginal(model, effects, groups, rest, sources, point, d) -> Marginal:
@@ -51,7 +65,7 @@ def marginal(model, effects, groups, rest, sources, point, d) -> Marginal:
         Arrays of all groups, or the model's data containers.
     point : dict
     d : int
-        Unknowns that are left.
+        Unknowns that are left, without those of groups that are too large.
     """
     terms = [group.log_likelihood for group in groups]
     shapes = {name: np.shape(value) for name, value in point.items()}
@@ -72,16 +86,28 @@ def marginal(model, effects, groups, rest, sources, point, d) -> Marginal:
             "which can't be integrated out group by group then. Leave it out of marginalize."
         )
     check_groups(model, effects, rows, terms[k], groups[k].batches, arrays, index, point)
-    units, n_rows = Units.of(index, rows.n_groups), index.size
+    n_rows, batch_size = index.size, groups[k].batch_size
+    kept = KeptGroups(rows, _large(np.bincount(index), batch_size, n_rows, rows.size))
+    units = Units.of(index, rows.n_groups, kept.groups)
     needed = set(ancestors(indices))
     places = [before + i for i, batch in enumerate(held) if batch in needed]
-    found = Marginal(rows, k, units, d, {i: checksum(arrays[i - before]) for i in places})
-    if groups[k].batch_size < n_rows:
-        n = round(groups[k].batch_size * found.n_units / n_rows)
+    checksums = {i: checksum(arrays[i - before]) for i in places}
+    found = Marginal(rows, k, units, kept, d, checksums)
+    if batch_size < n_rows:
+        n = round(batch_size * found.n_units / n_rows)
         groups[k].batch_size = min(max(2, n), found.n_units)
     else:
         groups[k].batch_size = found.n_units
     return found
+
+
+def _large(count, batch_size, n_rows, size):
+    """Find groups that are to be read row by row: much larger than others, and than a minibatch."""
+    if batch_size >= n_rows:
+        return np.arange(0)
+    few = max(batch_size, LARGE * n_rows / np.count_nonzero(count))
+    largest = np.argsort(-count, kind="stable")[: MOST_KEPT // size]
+    return np.sort(largest[count[largest] > few])
 
 
 def _evaluated(index, held, n_groups):

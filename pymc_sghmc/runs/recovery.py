@@ -80,10 +80,11 @@ def recover_effects(
             "recover_effects: this step integrates nothing out. Make it with marginalize=."
         )
     n_wanted, rng = whole_steps("draws", draws, "draws"), get_random_generator(random_seed)
-    of_groups = _checked(groups, density.marginal.units.count.size)
+    of_groups = _checked(groups, density.marginal.n_groups)
     posterior = idata.posterior
     posterior = posterior.to_dataset() if hasattr(posterior, "to_dataset") else posterior
-    rvs = [model.values_to_rvs[value] for value in step.unknowns.variables]
+    wanted = [v for v in model.value_vars if v.name in step.unknowns.names]
+    rvs = [model.values_to_rvs[value] for value in wanted]
     if missing := [rv.name for rv in rvs if rv.name not in posterior]:
         raise ValueError(f"recover_effects: the posterior has no draws of {quoted(missing)}.")
     n = posterior.sizes["draw"]
@@ -102,7 +103,7 @@ def recover_effects(
             values = unconstrained(
                 *(x[at].astype(rv.dtype) for x, rv in zip(inputs, rvs, strict=True))
             )
-            point = {v.name: x for v, x in zip(step.unknowns.variables, values, strict=True)}
+            point = {v.name: x for v, x in zip(wanted, values, strict=True)}
             position = density.from_model(step.unknowns.ravel(point))
             known = density, gradient.data, position, rng
             drawn = density.group_effects.draw(*known, groups=of_groups)[0]

@@ -149,7 +149,7 @@ class SharedArguments(TypedDict, total=False):
         Effects of groups to integrate out: unknowns with an entry for each group, of which a row sees
         those of its own group alone, such as ``u[group]``. What is left is small and nearly Gaussian,
         and minibatches draw groups with all of their rows, so that steps cost the same with ten
-        groups or a million. ``batch_size`` stays a number of rows, on average.
+        groups or a million. ``batch_size`` stays a number of rows, on average. Groups of very many rows stay.
     recover : bool, default True
         Whether each recorded draw has the effects that were integrated out, drawn given all else:
         a few evaluations of all rows for each draw. ``False``: NaN, and `recover_effects` draws them

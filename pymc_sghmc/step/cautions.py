@@ -16,6 +16,7 @@ from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.jumps import jumping_unknowns
 from pymc_sghmc.step.explain import suspects
 from pymc_sghmc.tuning.budget import MANY
+from pymc_sghmc.tuning.nodes import TOLERANCE
 
 __all__ = [
     "change",
@@ -116,8 +117,14 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
         kind += f" of {n} rows" if marginal is None else f" of {n} groups"
     out = ""
     if marginal is not None:
-        out = f", {', '.join(marginal.names)} integrated out of {marginal.n_units:,} groups"
+        out = f", {', '.join(marginal.names)} integrated out of {marginal.n_integrated:,} groups"
         out += f" by {marginal.n_nodes} nodes"
+        if marginal.error >= TOLERANCE:
+            out += (
+                f" (which give another gradient than fewer, by {marginal.error:.2g} posterior sds)"
+            )
+        if (kept := marginal.kept.groups).size:
+            out += f" (of groups {', '.join(map(str, kept))}, which have many rows, they stay unknowns)"
         _warn_of_large_groups(sampler, marginal, tuner.gradient.data)
     _log.info(
         f"{sampler}: {kind}, {shape} of {d} unknown{'s' * (d > 1)}{out}, {settings}; "

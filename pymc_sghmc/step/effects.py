@@ -76,7 +76,8 @@ def recovered(gradient, position, rng, settings) -> dict:
         return {}
     if settings["recover"]:
         return density.group_effects.draw(density, gradient.data, position, rng)[0]
-    return marginal.nothing
+    known = density.unknowns.unravel(density.to_model(position), marginal.nothing)
+    return {name: known[name] for name in marginal.names}
 
 
 def tell_of_groups(model, given, point, unknowns, gradient) -> None:

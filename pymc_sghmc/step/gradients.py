@@ -2,6 +2,8 @@
 
 import sys
 
+import numpy as np
+
 from pymc_sghmc.gradients.centring import not_an_effect
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
@@ -44,6 +46,11 @@ def gradients(model, unknowns, point, given, preconditioner, effects=()) -> tupl
         may_centre,
         effects,
     )
+    if plain.density.unknowns.parts and isinstance(preconditioner, np.ndarray):
+        raise ValueError(
+            f"preconditioner with marginalize={given['marginalize']!r}: there is a group of so many rows "
+            'that its effect stays an unknown, of which the array knows nothing. Leave it at "auto".'
+        )
     _set_centring(plain.density, centring)
     tell_of_groups(model, given, point, unknowns, plain)
     kind = given["gradient"]

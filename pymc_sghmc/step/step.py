@@ -86,10 +86,10 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         self.vars = continuous_variables(vars, model, name)
         point = starting_point(model, given["initial_point"])
         effects, left = integrated_out(model, given, point, self.vars)
-        self.unknowns = Unknowns(left, point)
-        preconditioner = checked_preconditioner(given["preconditioner"], self.unknowns.d, schedule)
-        known = self.unknowns, point, given, preconditioner, effects
-        gradient, expansions = gradients(model, *known)
+        unknowns = Unknowns(left, point)
+        preconditioner = checked_preconditioner(given["preconditioner"], unknowns.d, schedule)
+        gradient, expansions = gradients(model, unknowns, point, given, preconditioner, effects)
+        self.unknowns = gradient.density.unknowns
         initial = gradient.density.from_model(self.unknowns.ravel(point))
         if self.blocked:
             cautions.warn_of_other_steps(name, model, gradient.density, given["data"])

@@ -9,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 
 from pymc_sghmc.gradients.coordinates import Coordinates
-from pymc_sghmc.gradients.marginal import N_NODES
 from pymc_sghmc.tuning.centre import find_centre
 from pymc_sghmc.tuning.curvature import MAX_DENSE
 
@@ -19,7 +18,10 @@ ROUNDS = 6
 NEAR = 0.3  # sds that the centre may move after nodes were placed at it
 FAR = 3.0  # sds at which nodes have to serve, too
 TOLERANCE = 0.02  # sds by which the gradient may be off
-SOME = 2000  # units by which the number of nodes is chosen
+SOME, MANY_POINTS = (
+    2000,
+    125,
+)  # units that choose the number of nodes; fewer, of more points than these
 MOST_DIRECTIONS = 12
 
 
@@ -52,16 +54,21 @@ def place_nodes(gradient, start, given) -> tuple:
         if given is not None or np.abs(moved).max() < NEAR:
             break
     density.place_nodes(data, centre.position, centre.factor)
-    density.set_nodes(_enough(gradient, centre))
+    n_nodes, density.marginal.error = _enough(gradient, centre)
+    density.set_nodes(n_nodes)
     return (position, None) if given is None else (start, given)
 
 
-def _enough(gradient, centre) -> int:
-    """Return the least number of nodes whose gradient is that of more, at the centre and far out."""
+def _enough(gradient, centre) -> tuple:
+    """Return the least number of nodes whose gradient is that of more, at the centre and far out.
+
+    And how far off it is, in sds; of the largest number that of the one before.
+    """
     density, passes = gradient.density, gradient.passes
     marginal, coordinates, d = density.marginal, Coordinates(centre.factor), centre.position.size
-    some = np.unique(np.linspace(0, marginal.n_units - 1, SOME).astype(int))
-    scale = np.sqrt(marginal.n_units / some.size)
+    n_some = min(SOME, max(50, SOME * MANY_POINTS // marginal.choice[1] ** marginal.k))
+    some = np.unique(np.linspace(0, marginal.n_integrated - 1, n_some).astype(int))
+    scale = np.sqrt(marginal.n_integrated / some.size)
     points = [centre.position]
     for i in np.unique(np.linspace(0, d - 1, MOST_DIRECTIONS).astype(int)):
         along = coordinates.pull_back(np.eye(d)[i])
@@ -74,10 +81,11 @@ def _enough(gradient, centre) -> int:
         return np.array([coordinates.pull_back(grad) for grad in found])
 
     with np.errstate(all="ignore"):
-        fewer = forces(N_NODES[0])
-        for n_nodes, more in pairwise(N_NODES):
+        fewer = forces(marginal.choice[0])
+        for n_nodes, more in pairwise(marginal.choice):
             better = forces(more)
-            if scale * np.abs(better - fewer).max() < TOLERANCE:
-                return n_nodes
+            error = scale * np.abs(better - fewer).max()
+            if error < TOLERANCE:
+                return n_nodes, error
             fewer = better
-    return N_NODES[-1]
+    return marginal.choice[-1], error
