@@ -10,6 +10,7 @@ from pymc.pytensorf import compile, join_nonshared_inputs
 from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.passes import by_row
 from pymc_sghmc.models.independence import STABLE
 
 __all__ = ["GroupEffects"]
@@ -55,33 +56,36 @@ class GroupEffects:
         marginal, position = self.marginal, position.astype(float)
         k, d, table = marginal.k, position.size, np.zeros_like(marginal.table)
         slopes, lower = np.zeros((len(table), k, d)), np.tril_indices(k)
-        integrated = np.arange(marginal.n_integrated)
-        for units, inputs in self._chunks(density, data, integrated):
-            u, lam, S, A, h, _ = self._found(density, position, np.zeros((units.size, k)), inputs)
-            b = np.einsum("nab,nb->na", A, u) - h
+        all_of_them = np.arange(marginal.n_integrated)
+        for chunk, inputs in by_row(density, data, marginal.place, all_of_them):
+            units, start = chunk.rows, np.zeros((chunk.rows.size, k))
+            u, lam, S, A, h, _ = self._found(density, position, start, inputs)
             if marginal.follows:
                 inverse = np.linalg.inv(S)
                 lam = inverse.swapaxes(1, 2) @ lam @ inverse
-                b = np.einsum("nba,nb->na", inverse, b)
-            table[units, :k], table[units, k:] = b, lam[:, lower[0], lower[1]]
-            if factor is None:
-                continue
-            to_theta = Coordinates(factor).to_theta
-            for j, one in enumerate(np.eye(d)):
-                sides = []
-                for sign in (0.5, -0.5):
-                    there = position + sign * to_theta(one)
-                    v, _, S_j, _, h_j, P = self._found(density, there, u, inputs)
-                    A_j = P + (S_j.swapaxes(1, 2) @ lam @ S_j if marginal.follows else lam)
-                    b_j = np.einsum("nab,nb->na", A_j, v) - h_j
-                    if marginal.follows:
-                        b_j = np.einsum("nba,nb->na", np.linalg.inv(S_j), b_j)
-                    sides.append(b_j)
-                slopes[units, :, j] = sides[0] - sides[1]
-        if factor is not None:
-            back = np.array([Coordinates(factor).from_theta(one) for one in np.eye(d)]).T
-            slopes = slopes @ back
+            table[units, :k], table[units, k:] = self._value(u, S, A, h), lam[:, lower[0], lower[1]]
+            if factor is not None:
+                slopes[units] = self._slopes(density, position, factor, u, lam, inputs)
         return table, slopes.reshape(len(table), k * d), position
+
+    def _slopes(self, density, position, factor, u, lam, inputs):
+        """How fast the value of pseudo-observations moves, (n, k, d), with precision ``lam``."""
+        coordinates, found = Coordinates(factor), []
+        for one in np.eye(position.size):
+            sides = []
+            for sign in (0.5, -0.5):
+                there = position + sign * coordinates.to_theta(one)
+                v, _, S, _, h, P = self._found(density, there, u, inputs)
+                own = S.swapaxes(1, 2) @ lam @ S if self.marginal.follows else lam
+                sides.append(self._value(v, S, P + own, h))
+            found.append(sides[0] - sides[1])
+        back = np.array([coordinates.from_theta(one) for one in np.eye(position.size)]).T
+        return np.stack(found, axis=-1) @ back
+
+    def _value(self, u, S, A, h):
+        """Precision times value of pseudo-observations, (n, k), in the unit in which rows see numbers."""
+        b = np.einsum("nab,nb->na", A, u) - h
+        return np.einsum("nba,nb->na", np.linalg.inv(S), b) if self.marginal.follows else b
 
     def _found(self, density, position, u, inputs):
         """Modes by Newton's method, and there λ of the rows, S, A = P + λ, P times the prior's mean, P."""
@@ -116,7 +120,8 @@ class GroupEffects:
         units = np.flatnonzero(np.isin(of_units, np.setdiff1d(wanted, marginal.kept.groups)))
         position = density.to_model(position.astype(density.dtype))
         numbers, moved, tried = np.full((marginal.n_groups, k), np.nan), 0, 0
-        for some, inputs in self._chunks(density, data, units):
+        for chunk, inputs in by_row(density, data, marginal.place, units):
+            some = chunk.rows
             empty = np.zeros((some.size, k))
             _, mean, factor = self._joint(position, shift, empty, *inputs)
             inverse = np.linalg.inv(factor).swapaxes(1, 2)
@@ -134,18 +139,6 @@ class GroupEffects:
             numbers[of_units[some]] = u
         drawn = density.unknowns.unravel(position, marginal.by_name(numbers))
         return {name: drawn[name] for name in marginal.names}, moved / max(1, tried)
-
-    def _chunks(self, density, data, units=None):
-        """Yield units, and what functions take besides a position and numbers."""
-        k = self.marginal.place
-        for chunk in data.chunks(None if units is None else self._subset(data, units)):
-            if chunk.group == k:
-                rows = data.part(k, chunk.rows).rows
-                yield chunk.rows, (*rows, *chunk.arrays, *density.given)
-
-    def _subset(self, data, units):
-        none = np.zeros(1, dtype=np.int64)
-        return tuple(units if i == self.marginal.place else none for i in range(len(data.n_rows)))
 
 
 def positive(matrices):

@@ -12,6 +12,7 @@ from pymc_sghmc.faults import NonFinite
 from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.expansion import Expansion
+from pymc_sghmc.gradients.passes import by_row
 from pymc_sghmc.rows.orders import ByLeverage
 
 __all__ = ["GroupExpansion", "group_expansion"]
@@ -81,7 +82,8 @@ class GroupExpansion(AroundExpansion):
         tables = np.empty((self.data.n_rows[0], n), dtype=dtype)
         leverages = np.zeros(self.data.n_rows[0])
         back = _to_theta(coordinates, d)
-        for units, inputs in self._chunks():
+        for chunk, inputs in by_row(self.density, self.data):
+            units = chunk.rows
             values = np.array([self.by_unit(x, *inputs)[0][:, 0] for x in points], dtype=float)
             base = values[0]
             here = np.nan_to_num(values[: len(phi)] - base, posinf=0.0, neginf=0.0)
@@ -116,16 +118,17 @@ class GroupExpansion(AroundExpansion):
         weight = np.ones(units.size) if every else pool.size / counts[units] / units.size
         rarity = pool.size / counts[units]
         squares, sums = np.zeros((2, len(points), 1, d))
-        steps = [STEP * coordinates.to_theta(one) for one in np.eye(d)]
-        for some, inputs in self._chunks(units):
-            here = slice(inputs[1], inputs[1] + some.size)
+        steps, start = [STEP * coordinates.to_theta(one) for one in np.eye(d)], 0
+        for chunk, inputs in by_row(self.density, self.data, 0, units):
+            some, here = chunk.rows, slice(start, start + chunk.rows.size)
+            start = here.stop
             table = anchor.tables[0][some].astype(float)
             C = table[:, 1 + d :][:, _places(d)]
             for p, point in enumerate(points):
                 slopes = np.array(
                     [
-                        self.by_unit((point + s).astype(dtype), *inputs[0])[0][:, 0]
-                        - self.by_unit((point - s).astype(dtype), *inputs[0])[0][:, 0]
+                        self.by_unit((point + s).astype(dtype), *inputs)[0][:, 0]
+                        - self.by_unit((point - s).astype(dtype), *inputs)[0][:, 0]
                         for s in steps
                     ]
                 ).T / (2 * STEP)
@@ -135,14 +138,6 @@ class GroupExpansion(AroundExpansion):
                 sums[p, 0] += weight[here] @ left
                 squares[p, 0] += (weight[here] * rarity[here]) @ np.square(left)
         return squares - np.square(sums)
-
-    def _chunks(self, units=None):
-        start = 0
-        for chunk in self.data.chunks(None if units is None else (units,)):
-            rows = self.data.part(0, chunk.rows).rows
-            inputs = (*rows, *chunk.arrays, *self.density.given)
-            yield chunk.rows, (inputs if units is None else (inputs, start))
-            start += chunk.rows.size
 
 
 def group_expansion(gradient) -> GroupExpansion | str:

@@ -9,10 +9,31 @@ import numpy as np
 
 from scipy.special import fdtri
 
-__all__ = ["Passes"]
+__all__ = ["Passes", "by_row"]
 
 PROBES, PROBE_ROWS = 100, 20  # sums of rows that tell how much rows differ
 UNEVEN = 3.0  # times as much noise over windows as rows in random order would have
+
+
+def by_row(density, data, group=None, rows=None):
+    """Yield chunks of rows, and what functions of rows take of each besides a position.
+
+    Parameters
+    ----------
+    density : LogDensity
+    data : InMemory or Streamed
+    group : int, optional
+        Default: all groups of rows.
+    rows : array of int, optional
+        Some of the group's.
+    """
+    none, subset = np.zeros(1, dtype=np.int64), None
+    if rows is not None:
+        subset = tuple(rows if k == group else none for k in range(len(data.n_rows)))
+    for chunk in data.chunks(subset):
+        if group in (None, chunk.group):
+            numbers = data.part(chunk.group, chunk.rows).rows
+            yield chunk, (*numbers, *chunk.arrays, *density.given)
 
 
 class Passes:
@@ -81,7 +102,7 @@ class Passes:
         difference of the log-likelihood is taken, and of these the root mean square.
         """
         out = [np.zeros(n_rows, dtype=np.float32) for n_rows in self.data.n_rows]
-        for chunk, inputs in self._by_row():
+        for chunk, inputs in by_row(self.density, self.data):
             k = chunk.group
             middle, *ends = [row_function(x, *inputs)[k][:, 0] for x in points]
             differences = [a + b - 2 * middle for a, b in zip(ends[::2], ends[1::2], strict=True)]
@@ -92,18 +113,13 @@ class Passes:
     def tables(self, row_function, position) -> list:
         """Return what ``row_function`` says of each row but its log-likelihood, by group of rows."""
         out = [None] * len(self.data.n_rows)
-        for chunk, inputs in self._by_row():
+        for chunk, inputs in by_row(self.density, self.data):
             k = chunk.group
             part = row_function(position, *inputs)[k][:, 1:]
             if out[k] is None:
                 out[k] = np.empty((self.data.n_rows[k], part.shape[1]), dtype=part.dtype)
             out[k][chunk.rows] = part
         return out
-
-    def _by_row(self):
-        for chunk in self.data.chunks():
-            rows = self.data.part(chunk.group, chunk.rows).rows
-            yield chunk, (*rows, *chunk.arrays, *self.density.given)
 
     def _weighted(self, position, prior_weight, minibatch, counted):
         """Weigh the prior, and the rows of one group, (group, weight); others count nothing."""
