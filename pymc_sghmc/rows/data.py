@@ -76,6 +76,7 @@ class InMemory:
     """
 
     files = ()
+    rows_of_each = 1.0  # what is drawn: rows, or units of so many on average
 
     def __init__(self, groups, sources, dtype, resident):
         self.groups, self.sources, self.dtype, self._resident = groups, sources, dtype, resident

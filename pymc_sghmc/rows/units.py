@@ -33,7 +33,7 @@ class GroupsInMemory(InMemory):
 
     def __init__(self, groups, sources, dtype, resident, place, counts, width, checksums):
         self._place, self._counts, self._width = place, counts, width
-        self._checksums = checksums
+        self._checksums, self.rows_of_each = checksums, float(counts.mean())
         super().__init__(groups, sources, dtype, resident)
 
     def _count(self, n_rows):
@@ -52,7 +52,7 @@ class GroupsInMemory(InMemory):
 
     def _rows_per_chunk(self):
         found = super()._rows_per_chunk()
-        rows = max(1.0, self._counts.mean() * self._width)
+        rows = max(1.0, self.rows_of_each * self._width)
         found[self._place] = max(10, int(found[self._place] / rows))
         return found
 

@@ -106,7 +106,8 @@ class ChainTuning(NamedTuple):
     limit: float = MAX_LEARNING_RATE  # of the learning rate times the stiffness
     n_measured: int = 10  # so many draws is the first measurement worth
     n_divergences: int = 0
-    rows: int | None = None  # in a minibatch, where their number is chosen
+    rows: int | None = None  # in a minibatch, where their number is chosen; or groups ...
+    rows_of_each: float = 1.0  # ... with so many on average
     setup_from: tuple | None = None  # start, scale and other unknowns of the set-up
     draws: BatchMeans | None = None  # of the later half of the tuning draws
     stretch: float = 1.0  # of the inner steps in a draw, where draws resemble their neighbours
@@ -144,12 +145,9 @@ class ChainTuning(NamedTuple):
 
     def with_position(self, theta, n_tuned):
         """Take in where a tuning draw ended; begin anew after 32, 64, 128, … of them."""
-        tuning = self
         if n_tuned >= 32 and n_tuned & (n_tuned - 1) == 0:
-            tuning = self.stretched()._replace(draws=BatchMeans.of(n_tuned, theta))
-        elif self.draws is not None:
-            tuning = self._replace(draws=self.draws.with_draw(theta))
-        return tuning
+            return self.stretched()._replace(draws=BatchMeans.of(n_tuned, theta))
+        return self if self.draws is None else self._replace(draws=self.draws.with_draw(theta))
 
     def stretched(self):
         """Make draws longer if they were too much alike."""
@@ -232,8 +230,9 @@ def score(tuning) -> float:
     Where the number of rows is chosen, what a step costs whatever it takes counts as some, too.
     """
     points = 1 + (tuning.order > 0)
-    cost = points if tuning.rows is None else FIXED_ROWS + points * tuning.rows
-    return tuning.rate / cost
+    if tuning.rows is None:
+        return tuning.rate / points
+    return tuning.rate / (FIXED_ROWS + points * tuning.rows * tuning.rows_of_each)
 
 
 def inner_steps(tuning) -> int:

@@ -17,6 +17,7 @@ __all__ = [
     "is_over_rows",
     "known_of_effects",
     "noise_around",
+    "noise_at_edge",
     "noise_over_rows",
     "second_order_noise",
 ]
@@ -27,6 +28,10 @@ MOST_ROWS = 300_000  # of which that is done
 N_EXACT = 4  # points at each distance at which second-order noise is summed over all rows, and ...
 FAR_ENOUGH = 2.0  # times 1 and 2 sds, in any one of thousands of directions
 N_GROWTH = 2  # ... at which all rows tell how much the curvature changes
+EDGE, MOST_AT_EDGE = (
+    4.0,
+    0.5,
+)  # sds along each unknown, and variance of second-order noise of groups
 MOST_GROWTH = 0.5  # of the curvature, relative, at 2 sds, with which steps may be long
 
 
@@ -65,6 +70,22 @@ def noise_over_rows(first, centre, coordinates, temperature):
     rng, scale = np.random.default_rng(0), (temperature or 1.0) ** 0.5
     draws = [near(centre, rng, scale).astype(first.density.dtype) for _ in range(N_SIGNED)]
     return _finite(first.noise_over_rows(draws, coordinates, rng))
+
+
+def noise_at_edge(second, centre, coordinates) -> float:
+    """Largest variance in φ as far out along any unknown as chains come now and then, over what is safe there.
+
+    Where effects are integrated out, few unknowns are left, a scale with a long tail often among them, and noise
+    that grows fast along it sends a chain on.
+    """
+    around, [n] = Coordinates(centre.factor), second.data.batch_sizes
+    directions = [around.pull_back(one) for one in np.eye(centre.position.size)]
+    directions = [one / max(np.linalg.norm(one), 1e-300) for one in directions for _ in range(2)]
+    shifts = [EDGE * around.to_theta(one) for one in directions]
+    ends = [centre.position + shift * (-1) ** i for i, shift in enumerate(shifts)]
+    found = second.noise_at(ends, coordinates)
+    worst = [_finite(V) @ np.square(one) for [V], one in zip(found, directions, strict=True)]
+    return float(np.max(worst)) / n / MOST_AT_EDGE
 
 
 def _finite(noise):

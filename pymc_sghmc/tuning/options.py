@@ -12,6 +12,7 @@ __all__ = ["options"]
 
 FEW, MANY = (10, 20, 50, 100, 200), (100, 200, 1000, 2000)  # rows, beside those of the search
 SIZES = MANY, MANY, FEW  # by the order of the gradient
+FEWEST = 2  # groups with all of their rows
 
 
 def options(setup, made_from, may_change, data=None) -> list[ChainTuning]:
@@ -47,7 +48,10 @@ def _of_sizes(option, setup, data) -> list[ChainTuning]:
     """Return the same with other numbers of rows, as far as they may serve."""
     [n, *_] = data.noisy_batch_sizes
     noisy = [rows for rows, is_noisy in zip(data.n_rows, data.is_noisy, strict=True) if is_noisy]
-    sizes = [n, *(size for size in SIZES[option.order] if size <= max(noisy) // 2)]
+    each = data.rows_of_each
+    sizes = dict.fromkeys(max(FEWEST, round(rows / each)) for rows in SIZES[option.order])
+    sizes = [n, *(size for size in sizes if size <= max(noisy) // 2)]
     if option.order == 2:
         sizes = [size for size in sizes if setup.far_noise * n / size <= MOST_FAR_NOISE]
+    option = option._replace(rows_of_each=each)
     return [option._replace(rows=size, noise=option.noise * n / size) for size in sizes]

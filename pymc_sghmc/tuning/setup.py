@@ -22,6 +22,7 @@ from pymc_sghmc.tuning.noise_around import (
     N_SIGNED,
     is_over_rows,
     noise_around,
+    noise_at_edge,
     noise_over_rows,
     second_order_noise,
 )
@@ -58,7 +59,7 @@ class Setup(NamedTuple):
     slowness: float  # ... smallest curvature of −log p in φ
     anchors: tuple  # of control variates of first and of second order, or None
     limit: float  # of the learning rate of second-order ones
-    far_noise: float  # largest variance of theirs at 2 sds
+    far_noise: float  # largest variance of theirs at 2 sds, or what is as unsafe farther out
     passes: float  # over all data, with and without gradients
     noise: Noise
     far_limit: float = np.inf  # of the learning rate, by the curvature far out
@@ -123,6 +124,8 @@ def set_up(
         near_by, far, limit = second_order_noise(second, centre, Coordinates(factor), temperature)
         passes += 2 * N_EXACT
         far = float(far.max())
+        if gradient.density.marginal is not None:
+            far = max(far, MOST_FAR_NOISE * noise_at_edge(second, centre, Coordinates(factor)))
         if not far <= MOST_FAR_NOISE:
             second = None
     of_first = None

@@ -3,6 +3,8 @@
 import itertools
 import math
 
+from types import SimpleNamespace
+
 import closed_forms
 import numpy as np
 import pytest
@@ -24,6 +26,8 @@ from pymc_sghmc.tuning.budget import (
     smallest_friction,
 )
 from pymc_sghmc.tuning.law import Rule
+from pymc_sghmc.tuning.options import options
+from pymc_sghmc.tuning.setup import MOST_FAR_NOISE
 
 RULES = {
     "euler": Rule(sghmc.update, sghmc.SGHMCState),
@@ -212,6 +216,31 @@ def test_a_hot_start_is_forgotten():
 def test_score_counts_the_two_points_of_control_variates():
     assert score(tuning_of(rate=0.4)) == pytest.approx(0.2)
     assert score(tuning_of(rate=0.4, order=0)) == pytest.approx(0.4)
+    # with what a step costs anyway, where rows are chosen; a group has all of its rows
+    assert score(tuning_of(rate=0.4, rows=20)) == pytest.approx(0.4 / (50 + 2 * 20))
+    of_groups = tuning_of(rate=0.4, rows=2, rows_of_each=10.0)
+    assert score(of_groups) == score(tuning_of(rate=0.4, rows=20))
+
+
+@pytest.mark.parametrize(("each", "far_noise", "expected"), [
+    (1.0, 0.0, {500, 10, 20, 50, 100, 200}),
+    (10.0, 0.0, {50, 2, 5, 10, 20}),
+    (10.0, MOST_FAR_NOISE / 6, {50, 10, 20}),  # five would have more noise than is safe
+    (300.0, 0.0, {2}),
+])  # fmt: skip
+def test_sizes_of_minibatches_are_in_rows_and_never_too_noisy(each, far_noise, expected):
+    n = max(2, round(500 / each))
+    data = SimpleNamespace(
+        noisy_batch_sizes=[n], n_rows=[20_000], is_noisy=[True], rows_of_each=each
+    )
+    setup = SimpleNamespace(
+        noise=(np.ones(3), None, np.full(3, 0.01)), centre=SimpleNamespace(is_mode=True), limit=1.0,
+        far_limit=np.inf, is_near=True, far_noise=far_noise,
+    )  # fmt: skip
+    found = options(setup, None, False, data)
+    assert {one.rows for one in found} == expected
+    assert all(one.noise[0] == pytest.approx(0.01 * n / one.rows) for one in found)
+    assert all(one.rows_of_each == each for one in found)
 
 
 GIVEN = list(
