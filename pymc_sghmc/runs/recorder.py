@@ -22,6 +22,7 @@ SECONDS = 1.0  # at least, between two segments
 SHARE = 0.01  # of a chain's time between two segments, and of its time for writing, at most
 LONGEST = 60.0  # seconds between two segments, at most
 BYTES = 2**25  # of draws that wait to be written
+STATISTIC = 100  # bytes of one that waits with them, about
 WORKER = re.compile(r"worker_chain_(\d+)")  # PyMC's names of processes
 
 
@@ -111,7 +112,8 @@ class Recorder:
     def _record(self, point, stats):
         values = [np.array(value) for value in self.fn(*point.values())]
         self.buffer.append((values, stats))
-        self.waiting += sum(value.nbytes for value in values)
+        n_stats = sum(map(len, self.stats))
+        self.waiting += sum(value.nbytes for value in values) + STATISTIC * n_stats
 
     def _is_due(self) -> bool:
         now = time.perf_counter()
