@@ -74,7 +74,7 @@ def marginal(build, batch_size=10):
     )
     density = gradient.density
     density.place_nodes(gradient.data, density.unknowns.ravel(point) + 0.1)
-    density.set_nodes(31 if density.marginal.k == 1 else 15)
+    density.set_nodes(31 if density.marginal.k == 1 else 11)
     return model, gradient
 
 

@@ -1,5 +1,7 @@
 """Effects of groups integrated out: likelihoods and gradients beside integrals by brute force, exact means and noise."""
 
+from types import SimpleNamespace
+
 import arviz as az
 import numpy as np
 import pymc as pm
@@ -18,6 +20,7 @@ from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.models.units import named_effects
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.data import Minibatch
+from pymc_sghmc.tuning.noise_around import noise_at_edge
 
 GROUPS, N = 12, 60
 rng = np.random.default_rng(0)
@@ -229,6 +232,29 @@ def test_minibatches_of_groups_have_the_exact_mean(name):
     deviations = (forces - expected[1]) * 0.1
     [[V]] = second.noise_at([point], Coordinates(factor))
     assert pytest.approx(p @ np.square(deviations), rel=0.02) == V
+
+
+def test_noise_far_out_is_that_of_the_worst_unknown():
+    """Four sds along each unknown, in its direction, by the forces of all groups one by one."""
+    _, _, gradient, position = marginal(MODELS["poisson"])
+    density, data, d = gradient.density, gradient.data, position.size
+    factor = np.array([[0.1, 0.0], [0.06, 0.08]])
+    density.place_nodes(data, position, factor)
+    second, coordinates, found = second_order(gradient), Coordinates(factor), []
+    second.set_centre(position, factor)
+    minibatches = [Minibatch((np.array([i]),), data.resident) for i in range(10)]
+    p = 1 / np.concatenate([second.order.weights(m.rows)[0] for m in minibatches])
+    for one in np.eye(d):
+        along = factor.T @ one / np.linalg.norm(factor.T @ one)
+        for x in (-4.0, 4.0):
+            point = position + x * factor @ along
+            forces = [factor.T @ second(point, m)[1] for m in minibatches]
+            V = p @ np.square(forces) - np.square(p @ forces)
+            found.append(V @ np.square(along))
+    centre = SimpleNamespace(position=position, factor=factor)
+    [n] = data.batch_sizes
+    expected = pytest.approx(max(found) / n / 0.5, rel=0.02)
+    assert noise_at_edge(second, centre, coordinates) == expected
 
 
 @pytest.mark.parametrize("k", [4, pytest.param(5, marks=pytest.mark.slow)])
