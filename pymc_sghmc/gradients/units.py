@@ -19,7 +19,10 @@ __all__ = ["Units", "marginal"]
 
 MOST_NUMBERS = 5  # of a group, over which integrals are taken
 LARGE = 10  # times the mean number of rows, from which on a group of more than a batch is large
-MOST_KEPT = 10  # numbers of large groups that stay unknowns
+MOST_KEPT = 10  # numbers of large groups that stay unknowns ...
+FEWEST_OTHERS = (
+    50  # ... beside so many groups: fewer hardly tell their scale, and it makes a funnel
+)
 
 
 class Units(NamedTuple):
@@ -103,11 +106,12 @@ def marginal(model, effects, groups, rest, sources, point, d) -> Marginal:
 
 def _large(count, batch_size, n_rows, size):
     """Find groups that are to be read row by row: much larger than others, and than a minibatch."""
-    if batch_size >= n_rows:
-        return np.arange(0)
-    few = max(batch_size, LARGE * n_rows / np.count_nonzero(count))
+    n_groups = np.count_nonzero(count)
+    few = max(batch_size, LARGE * n_rows / n_groups)
     largest = np.argsort(-count, kind="stable")[: MOST_KEPT // size]
-    return np.sort(largest[count[largest] > few])
+    found = np.sort(largest[count[largest] > few])
+    is_worth = batch_size < n_rows and n_groups - found.size >= FEWEST_OTHERS
+    return found if is_worth else np.arange(0)
 
 
 def _evaluated(index, held, n_groups):

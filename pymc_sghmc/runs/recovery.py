@@ -79,6 +79,7 @@ def recover_effects(
         raise ValueError(
             "recover_effects: this step integrates nothing out. Make it with marginalize=."
         )
+    gradient.data.reload()  # pm.set_data may have changed the groups, which is refused
     n_wanted, rng = whole_steps("draws", draws, "draws"), get_random_generator(random_seed)
     of_groups = _checked(groups, density.marginal.n_groups)
     posterior = idata.posterior
@@ -86,7 +87,10 @@ def recover_effects(
     wanted = [v for v in model.value_vars if v.name in step.unknowns.names]
     rvs = [model.values_to_rvs[value] for value in wanted]
     if missing := [rv.name for rv in rvs if rv.name not in posterior]:
-        raise ValueError(f"recover_effects: the posterior has no draws of {quoted(missing)}.")
+        raise ValueError(
+            f"recover_effects: the posterior has no draws of {quoted(missing)}, of which the step samples "
+            "all, or those of groups with very many rows. Leave out var_names= in pm.sample, or name them."
+        )
     n = posterior.sizes["draw"]
     thinned = posterior.isel(draw=np.unique(np.linspace(0, n - 1, min(n, n_wanted)).astype(int)))
     transforms = [model.rvs_to_transforms[rv] for rv in rvs]
@@ -115,7 +119,9 @@ def recover_effects(
             for name, x in drawn.items():
                 found[name][at] = x
             bar.update(task, advance=1)
-    effects = _as_variables(found, model, thinned)
+    flat = [x.reshape(-1, *x.shape[2:]).astype(rv.dtype) for x, rv in zip(inputs, rvs, strict=True)]
+    of_draws = dict(zip(rvs, flat, strict=True))
+    effects = _as_variables(found, model, of_draws)
     if of_groups is None:
         return thinned.assign(effects)
     by_value = {value.name: rv.name for value, rv in model.values_to_rvs.items()}
@@ -137,16 +143,21 @@ def _checked(groups, n_groups):
     numbers = np.atleast_1d(groups)
     if numbers.dtype.kind not in "iu" or numbers.ndim > 1 or not numbers.size:
         raise ValueError(f"recover_effects: groups={groups!r} aren't numbers of groups.")
-    if numbers.min() < 0 or numbers.max() >= n_groups or np.unique(numbers).size < numbers.size:
+    if np.unique(numbers).size < numbers.size:
+        raise ValueError(f"recover_effects: groups={groups!r} names one twice. Give each once.")
+    if numbers.min() < 0 or numbers.max() >= n_groups:
         raise ValueError(
             f"recover_effects: groups are from {numbers.min()} to {numbers.max()}; give numbers from 0 to "
-            f"{n_groups - 1}, each once."
+            f"{n_groups - 1}."
         )
     return numbers
 
 
-def _as_variables(found, model, thinned) -> dict:
-    """Values of the model's own variables from those on PyMC's unconstrained scale, with their dims."""
+def _as_variables(found, model, of_draws) -> dict:
+    """Values of the model's own variables from those on PyMC's unconstrained scale, with their dims.
+
+    The bounds of a transform may depend on other unknowns, and are taken at the same draw.
+    """
     out = {}
     for value in model.value_vars:
         if value.name not in found:
@@ -154,10 +165,15 @@ def _as_variables(found, model, thinned) -> dict:
         rv, x = model.values_to_rvs[value], found[value.name]
         transform = model.rvs_to_transforms[rv]
         if transform is not None:
+            others = {other: draws for other, draws in of_draws.items() if other is not rv}
             back = compile(
-                [value], transform.backward(value, *rv.owner.inputs), mode="FAST_COMPILE"
+                [value, *others],
+                transform.backward(value, *rv.owner.inputs),
+                mode="FAST_COMPILE",
+                on_unused_input="ignore",
             )
-            x = np.array([back(one) for one in x.reshape(-1, *x.shape[2:])]).reshape(x.shape)
+            flat = zip(x.reshape(-1, *x.shape[2:]), *others.values(), strict=True)
+            x = np.array([back(*one) for one in flat]).reshape(x.shape)
         names = model.named_vars_to_dims.get(rv.name) or [None] * (x.ndim - 2)
         dims = [d or f"{rv.name}_dim_{i}" for i, d in enumerate(names)]
         out[rv.name] = xr.DataArray(x, dims=("chain", "draw", *dims))

@@ -141,6 +141,12 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
             f"{sampler}: of so many unknowns the standard deviations of single ones may be off by a "
             "tenth, as their noise isn't known well. A larger batch_size makes it less."
         )
+    if marginal is not None and marginal.kept.groups.size and not tuner.setup.is_near:
+        _log.warning(
+            f"{sampler}: the posterior isn't near a Gaussian, as where the scale of effects is hardly known. With those of "
+            "groups with many rows among the unknowns chains may be lost where it is small. Pass a batch_size of as many "
+            "rows as these groups have, which integrates them out, too; or sample all effects: without marginalize."
+        )
     if not tuner.setup.centre.is_mode:
         _log.warning(
             f"{sampler} found no mode around which the posterior is near a Gaussian: "

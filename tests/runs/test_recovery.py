@@ -59,10 +59,38 @@ def test_some_groups_have_their_own_effects(run):
     [
         ([0, 30], "from 0 to 30"),
         ([-1], "from -1"),
-        ([2, 2], "each once"),
+        ([2, 2], "names one twice"),
         (["g2"], "aren't numbers"),
     ],
 )
 def test_groups_that_are_not_there_are_refused(run, groups, words):
     with pytest.raises(ValueError, match=words):
         recovered(run, groups=groups)
+
+
+def test_bounds_that_are_unknown_are_those_of_the_same_draw():
+    """And other groups, after ``pm.set_data``, are refused as they are in sampling."""
+    rng = np.random.default_rng(0)
+    of = np.repeat(np.arange(20), 4)
+    y = rng.uniform(0, 3, 20)[of] + 0.5 * rng.standard_normal(of.size)
+    with pm.Model() as model:
+        w, group = pm.HalfNormal("w", 5), pm.Data("group", of)
+        u = pm.Uniform("u", 0, w, shape=20)
+        pm.Normal("y", u[group], 0.5, observed=y)
+        step = SGHMC(marginalize=["u"], batch_size=20, compile_kwargs=FAST["compile_kwargs"])
+        idata = pm.sample(
+            30, tune=30, chains=1, cores=1, step=step, random_seed=1, progressbar=False,
+            compute_convergence_checks=False,
+        )  # fmt: skip
+        found = recover_effects(idata, step, random_seed=1, progressbar=False)
+        assert found["u"].shape == (1, 30, 20)
+        assert ((found["u"] > 0) & (found["u"] < found["w"])).all()
+        np.testing.assert_allclose(
+            found["u"].mean(("chain", "draw")),
+            idata.posterior["u"].mean(("chain", "draw")),
+            atol=0.5,
+        )
+        pm.set_data({"group": (of + 1) % 20})
+        with pytest.raises(ValueError, match="other groups"):
+            recover_effects(idata, step, progressbar=False)
+    assert model["u"] is u
