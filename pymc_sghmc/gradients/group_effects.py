@@ -18,6 +18,7 @@ __all__ = ["GroupEffects"]
 MOST_ROUNDS = 50  # of Newton's method
 NEAR = 1e-3  # of a posterior sd, that the last of its steps moves
 FARTHEST = 2.0  # prior sds that one moves, at most
+OVERFLOW = {"posinf": 1e80, "neginf": -1e80}  # what stands for derivatives where they overflow
 FREEDOM = 5.0  # degrees of the t distribution that draws are proposed from
 
 
@@ -47,6 +48,7 @@ class GroupEffects:
         self._derivatives = compile(inputs, outputs[:n], mode=STABLE, on_unused_input="ignore")
         self._joint = density.compiled(inputs, [outputs[0] + outputs[1], *outputs[n:]])
 
+    @np.errstate(all="ignore")
     def place(self, density, data, position, factor=None) -> tuple:
         """Return pseudo-observations, their slopes and the position, as `Marginal.use` takes them.
 
@@ -61,12 +63,14 @@ class GroupEffects:
             units, start = chunk.rows, np.zeros((chunk.rows.size, k))
             u, lam, S, A, h, _ = self._found(density, position, start, inputs)
             if marginal.follows:
-                inverse = np.linalg.inv(S)
+                inverse = np.linalg.inv(_regular(S))
                 lam = inverse.swapaxes(1, 2) @ lam @ inverse
             table[units, :k], table[units, k:] = self._value(u, S, A, h), lam[:, lower[0], lower[1]]
             if factor is not None:
                 slopes[units] = self._slopes(density, position, factor, u, lam, inputs)
-        return table, slopes.reshape(len(table), k * d), position
+        slopes = slopes.reshape(len(table), k * d)
+        # where nothing can be told, nodes are those of the prior, and don't move
+        return _finite(table), _finite(slopes), position
 
     def _slopes(self, density, position, factor, u, lam, inputs):
         """How fast the value of pseudo-observations moves, (n, k, d), with precision ``lam``."""
@@ -85,23 +89,26 @@ class GroupEffects:
     def _value(self, u, S, A, h):
         """Precision times value of pseudo-observations, (n, k), in the unit in which rows see numbers."""
         b = np.einsum("nab,nb->na", A, u) - h
-        return np.einsum("nba,nb->na", np.linalg.inv(S), b) if self.marginal.follows else b
+        return (
+            np.einsum("nba,nb->na", np.linalg.inv(_regular(S)), b) if self.marginal.follows else b
+        )
 
     def _found(self, density, position, u, inputs):
         """Modes by Newton's method, and there λ of the rows, S, A = P + λ, P times the prior's mean, P."""
         own = density.to_model(position.astype(density.dtype))
         shift = position - self.marginal.centre
         for _ in range(MOST_ROUNDS):
-            _, _, g, H, g0, _, P, S, h = self._derivatives(own, shift, u, *inputs)
-            lam = positive(-np.nan_to_num(H))
-            A = lam + positive(P)
-            step = np.linalg.solve(A, np.nan_to_num(g + g0)[..., None])[..., 0]
-            scale = np.sqrt(np.einsum("nab,na,nb->n", positive(P), step, step))
+            found = self._derivatives(own, shift, u, *inputs)
+            _, _, g, H, g0, _, P, S, h = (np.nan_to_num(x, **OVERFLOW) for x in found)
+            lam, P = positive(-H), positive(P)
+            A = lam + P
+            step = np.linalg.solve(_regular(A), (g + g0)[..., None])[..., 0]
+            scale = np.sqrt(np.maximum(np.einsum("nab,na,nb->n", P, step, step), 0.0))
             step *= np.minimum(1.0, FARTHEST / np.maximum(scale, 1e-300))[:, None]
             u = u + step
             if np.einsum("nab,na,nb->n", A, step, step).max(initial=0.0) < NEAR**2:
                 break
-        return u, lam, S, A, h, positive(P)
+        return u, lam, S, A, h, P
 
     def draw(self, density, data, position, rng, n_steps=4, groups=None):
         """Draw the numbers of all groups given all else: Metropolis steps from independent proposals.
@@ -147,3 +154,13 @@ def positive(matrices):
         return np.maximum(matrices, 0.0)
     values, vectors = np.linalg.eigh(matrices)
     return (vectors * np.maximum(values, 0.0)[:, None]) @ vectors.swapaxes(1, 2)
+
+
+def _regular(matrices):
+    """Return matrices that have an inverse where rounding or underflow left none."""
+    ones = np.eye(matrices.shape[-1])
+    return matrices * (1 + 1e-14 * ones) + 1e-80 * ones
+
+
+def _finite(table):
+    return np.where(np.isfinite(table).all(axis=1, keepdims=True), table, 0.0)

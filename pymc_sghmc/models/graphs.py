@@ -112,7 +112,7 @@ def _lost_length(old, new, axis) -> bool:
     return old.type.shape[axis] is not None and new.type.shape[axis] is None
 
 
-def slice_rows(outputs: list, replacements: dict, count: int, length) -> list:
+def slice_rows(outputs: list, replacements: dict, count: int, length, axes=(0,)) -> list:
     """Clone ``outputs`` with data replaced and hard-coded row counts made symbolic.
 
     Parameters
@@ -126,6 +126,8 @@ def slice_rows(outputs: list, replacements: dict, count: int, length) -> list:
     length : Variable
         Number of rows of the placeholders. It takes the place of each ``count`` that the model
         wrote into its graph: ``shape=N``, ``pt.zeros(N)``, lengths of dims, static shapes.
+    axes : set of int
+        On which they may lie: 0, or others, counted from the last.
 
     Returns
     -------
@@ -137,13 +139,18 @@ def slice_rows(outputs: list, replacements: dict, count: int, length) -> list:
         inputs = [new.get(variable, variable) for variable in node.inputs]
         if isinstance(node.op, Alloc | SpecifyShape | BroadcastTo):
             # inputs[0] is the array, the others are the entries of the shape.
-            for axis in range(1, len(inputs)):
+            for i in range(1, len(inputs)):
+                last = i - len(inputs)
                 if (
-                    inputs[axis] is node.inputs[axis]
-                    and (axis == 1 or _lost_length(node.inputs[0], inputs[0], axis - len(inputs)))
-                    and _is_count(inputs[axis], count)
+                    inputs[i] is node.inputs[i]
+                    and (
+                        i - 1 in axes
+                        or last in axes
+                        or _lost_length(node.inputs[0], inputs[0], last)
+                    )
+                    and _is_count(inputs[i], count)
                 ):
-                    inputs[axis] = length
+                    inputs[i] = length
         elif isinstance(node.op, Reshape):
             shape = inputs[1]
             if shape.owner is not None and isinstance(shape.owner.op, MakeVector):
@@ -155,15 +162,17 @@ def slice_rows(outputs: list, replacements: dict, count: int, length) -> list:
                 if value is not None and len(value) > 0 and value[0] == count:
                     inputs[1] = pt.stack([length, *(int(entry) for entry in value[1:])])
         if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
-            new.update(zip(node.outputs, _applied(node.op, inputs, count, length), strict=True))
+            new.update(
+                zip(node.outputs, _applied(node.op, inputs, count, length, axes), strict=True)
+            )
     return [new.get(output, output) for output in outputs]
 
 
-def _applied(op, inputs, count, length) -> list:
+def _applied(op, inputs, count, length, axes) -> list:
     # Two kinds of operation hold a graph for the static shapes that they were built with.
     if isinstance(op, SymbolicOp):
         return op(*inputs, return_list=True)  # builds that graph anew
     if isinstance(op, Einsum):
         inner = dict(zip(op.inner_inputs, inputs, strict=True))
-        return slice_rows(op.inner_outputs, inner, count, length)
+        return slice_rows(op.inner_outputs, inner, count, length, axes)
     return op.make_node(*inputs).outputs

@@ -30,7 +30,7 @@ class Effect(NamedTuple):
     parameters: (
         list  # of its prior, in the model's variables; none where its values are transformed
     )
-    tables: tuple = ()  # other arrays with an entry for each group
+    tables: dict = {}  # other arrays with an entry for each group, and on which axis
 
     @property
     def size(self) -> int:
@@ -40,7 +40,12 @@ class Effect(NamedTuple):
     @property
     def axes(self) -> dict:
         """Of all that has an entry for each group, the axis on which groups lie."""
-        return {self.value: self.axis} | dict.fromkeys(self.tables, 0)
+        return {self.value: self.axis, **self.tables}
+
+    @property
+    def axis_from_last(self) -> int:
+        """On which groups lie, 0 or counted from the last."""
+        return self.axis and self.axis - len(self.shape)
 
     @property
     def is_normal(self) -> bool:
@@ -175,9 +180,9 @@ class GroupedRows(NamedTuple):
             part = numbers[:, start : start + effect.size]
             new[effect.value] = effect.taken_from(part).astype(effect.value.dtype)
             start += effect.size
-            new |= {table: table[groups] for table in effect.tables}
-        wanted = [view for view, _ in views]
-        return slice_rows(wanted, new, self.n_groups, numbers.shape[0])
+            new |= {v: pt.take(v, groups, axis=axis) for v, axis in effect.tables.items()}
+        wanted, axes = [view for view, _ in views], {e.axis_from_last for e in self.effects}
+        return slice_rows(wanted, new, self.n_groups, numbers.shape[0], axes)
 
 
 def _factor(effect):

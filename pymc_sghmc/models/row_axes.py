@@ -150,7 +150,9 @@ def _without_rows(node, found, axes):
         start, _, step = (getattr(v, "data", None) for v in inputs)
         return POSITIONS if found == [None, LENGTH, None] and (start, step) == (0, 1) else MIXED
     if isinstance(op, Alloc | BroadcastTo):
-        return 0 if found[:2] == [None, LENGTH] and not any(found[2:]) else MIXED
+        lengths = [i for i, f in enumerate(found[1:]) if f is not None]
+        alone = found[0] is None and [found[i + 1] for i in lengths] == [LENGTH]
+        return lengths[0] if alone else MIXED
     if POSITIONS in found:
         return POSITIONS if isinstance(op, DimShuffle) else MIXED
     return LENGTH if getattr(out.type, "dtype", None) in discrete_dtypes else MIXED

@@ -148,12 +148,14 @@ def _placed(effect, term):
         value = pt.tensor(effect.value.name, dtype=effect.value.dtype, shape=tuple(shape))
         wanted = [term, effect.prior, *effect.parameters]
         new = {effect.value: value}
-        loose, prior, *parameters = slice_rows(wanted, new, count, value.shape[axis])
+        one = effect._replace(axis=axis, value=value)
+        cloned = slice_rows(wanted, new, count, value.shape[axis], {one.axis_from_last})
+        loose, prior, *parameters = cloned
         leaves = data_leaves(pt.add(loose.sum(), prior.sum()))
-        tables = tuple(leaf for leaf in leaves if np.shape(array_of(leaf))[0] == count)
-        one = effect._replace(
-            axis=axis, value=value, prior=prior, parameters=parameters, tables=tables
-        )
+        shapes = {leaf: np.shape(array_of(leaf)) for leaf in leaves}
+        tables = {v: 0 for v, s in shapes.items() if s[0] == count}
+        tables |= {v: axis for v, s in shapes.items() if s == tuple(effect.shape)}
+        one = one._replace(prior=prior, parameters=parameters, tables=tables)
         if _picks(one, loose):
             break
     else:

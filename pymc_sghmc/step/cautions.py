@@ -19,10 +19,10 @@ from pymc_sghmc.tuning.budget import MANY
 from pymc_sghmc.tuning.nodes import TOLERANCE
 
 __all__ = [
+    "begin",
     "change",
     "notice",
     "refuse_missing_values",
-    "refuse_single_rows",
     "tell",
     "warn_of_jumps",
     "warn_of_other_steps",
@@ -80,13 +80,14 @@ def warn_of_jumps(sampler, gradient, unknowns, position):
         )
 
 
-def refuse_single_rows(data):
-    """Refuse minibatches of one row where noise must be measured."""
+def begin(sampler, data):
+    """Say that a set-up begins; refuse minibatches of one row, of which noise can't be measured."""
     if 1 in data.noisy_batch_sizes:
         raise ValueError(
             "batch_size=1: automatic settings need at least 2 rows in a minibatch to measure "
             "how they differ. Raise batch_size."
         )
+    _log.info(f"Setting up {sampler}...")
 
 
 def refuse_missing_values(data):

@@ -127,7 +127,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
     def _prepare(self):
         """Set up for chains from the initial point, and say what was found."""
         tuner, began = self.tuner, time.perf_counter()
-        cautions.refuse_single_rows(tuner.gradient.data)
+        cautions.begin(type(self).__name__, tuner.gradient.data)
         try:
             tuning = tuner.prepare()
         except NonFinite:

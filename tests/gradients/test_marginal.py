@@ -85,6 +85,17 @@ def lkj_turned():
     pm.Normal("y", u[0, GROUP] + u[1][GROUP] * X, 1, observed=REAL)
 
 
+def tables_turned():
+    """Groups on the second axis, with what is known of each, scale and mean."""
+    with pm.modelcontext(None) as model:
+        model.add_coords({"number": range(2), "group": range(GROUPS)})
+    tau, b = pm.HalfNormal("tau", 1), pm.Normal("b", 0, 1)
+    mean = np.stack([W, W**2])
+    dims = "number", "group"
+    u = pm.SkewNormal("u", alpha=1, mu=b * mean, sigma=tau, dims=dims)
+    pm.Normal("y", u[0, GROUP] + u[1][GROUP] * X, 1, observed=REAL)
+
+
 def two_outcomes():
     """Intercepts and slopes of two unknowns, in two forms; two outcomes of the same rows."""
     ta, ts = pm.HalfNormal("ta", 1), pm.HalfNormal("ts", 1)
@@ -95,7 +106,17 @@ def two_outcomes():
 
 MODELS = {
     build.__name__: build
-    for build in (logistic, poisson, gaussian, student, data_with_dims, frailty, lkj, lkj_turned)
+    for build in (
+        logistic,
+        poisson,
+        gaussian,
+        student,
+        data_with_dims,
+        frailty,
+        lkj,
+        lkj_turned,
+        tables_turned,
+    )
 } | {"lkj_non_centred": lambda: lkj(centred=False), "two_outcomes": two_outcomes}
 
 
@@ -173,6 +194,16 @@ def test_gradient_is_that_of_the_integral(name):
             (passes.likelihood(point + e)[0] - passes.likelihood(point - e)[0]) / 2e-4 for e in h
         ]
         assert passes.likelihood(point)[1] == pytest.approx(expected, rel=1e-5, abs=1e-4)
+
+
+def test_nodes_are_finite_wherever_they_are_placed():
+    """Also where scales under- and overflow: a set-up may pass there."""
+    _, _, gradient, position = marginal(lkj)
+    density, d = gradient.density, position.size
+    for z in np.random.default_rng(0).standard_normal((20, d)):
+        density.place_nodes(gradient.data, position + 20 * z, np.eye(d))
+        assert np.isfinite(density.marginal.table).all()
+        assert np.isfinite(density.marginal.slopes).all()
 
 
 def test_nodes_that_follow_need_be_few():
