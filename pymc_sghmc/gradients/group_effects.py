@@ -57,20 +57,50 @@ class GroupEffects:
         """
         marginal, position = self.marginal, position.astype(float)
         k, d, table = marginal.k, position.size, np.zeros_like(marginal.table)
-        slopes, lower = np.zeros((len(table), k, d)), np.tril_indices(k)
+        slopes = np.zeros((len(table), k, d))
         all_of_them = np.arange(marginal.n_integrated)
         for chunk, inputs in by_row(density, data, marginal.place, all_of_them):
             units, start = chunk.rows, np.zeros((chunk.rows.size, k))
-            u, lam, S, A, h, _ = self._found(density, position, start, inputs)
-            if marginal.follows:
-                inverse = np.linalg.inv(_regular(S))
-                lam = inverse.swapaxes(1, 2) @ lam @ inverse
-            table[units, :k], table[units, k:] = self._value(u, S, A, h), lam[:, lower[0], lower[1]]
+            u, *parts, _ = self._found(density, position, start, inputs)
+            table[units], lam = self._pseudo_observations(u, *parts)
             if factor is not None:
                 slopes[units] = self._slopes(density, position, factor, u, lam, inputs)
         slopes = slopes.reshape(len(table), k * d)
         # where nothing can be told, nodes are those of the prior, and don't move
         return _finite(table), _finite(slopes), position
+
+    @np.errstate(all="ignore")
+    def elsewhere(self, density, data, position, units, side) -> tuple:
+        """Look for other modes of some units, ``side`` prior sds from those where nodes are placed.
+
+        Returns
+        -------
+        found : array of int
+            Units that have one.
+        table : array
+            Their pseudo-observations there.
+        """
+        found, table = [np.empty(0, int)], [self.marginal.table[:0]]
+        for chunk, inputs in by_row(density, data, self.marginal.place, units):
+            zeros = np.zeros((chunk.rows.size, self.marginal.k))
+            u, _, _, A, _, P = self._found(density, position, zeros, inputs)
+            precision = np.einsum("naa->na", P)
+            start = u + side / np.sqrt(np.where(precision > 0, precision, 1.0))
+            v, *parts, _ = self._found(density, position, start, inputs)
+            again = self._found(density, position, v, inputs)[0]
+            is_mode = np.einsum("nab,na,nb->n", A, again - v, again - v) < NEAR
+            other = is_mode & (np.einsum("nab,na,nb->n", A, v - u, v - u) > 1.0)
+            found.append(chunk.rows[other])
+            table.append(self._pseudo_observations(v, *parts)[0][other])
+        return np.concatenate(found), _finite(np.concatenate(table))
+
+    def _pseudo_observations(self, u, lam, S, A, h):
+        """Rows of a `Marginal`'s table, and λ in the unit in which rows see numbers."""
+        i, j = np.tril_indices(self.marginal.k)
+        if self.marginal.follows:
+            inverse = np.linalg.inv(_regular(S))
+            lam = inverse.swapaxes(1, 2) @ lam @ inverse
+        return np.concatenate([self._value(u, S, A, h), lam[:, i, j]], axis=1), lam
 
     def _slopes(self, density, position, factor, u, lam, inputs):
         """How fast the value of pseudo-observations moves, (n, k, d), with precision ``lam``."""
@@ -99,11 +129,13 @@ class GroupEffects:
         shift = position - self.marginal.centre
         for _ in range(MOST_ROUNDS):
             found = self._derivatives(own, shift, u, *inputs)
-            _, _, g, H, g0, _, P, S, h = (np.nan_to_num(x, **OVERFLOW) for x in found)
-            lam, P = positive(-H), positive(P)
+            _, _, g, H, g0, H0, P, S, h = (np.nan_to_num(x, **OVERFLOW) for x in found)
+            has_none = ~P.any(axis=(1, 2), keepdims=True)  # a prior without a Gaussian like it
+            bowl, hill = has_none * positive(-H0), has_none * positive(H0)
+            lam, P = positive(-H) + bowl, positive(P)
             A = lam + P
             step = np.linalg.solve(_regular(A), (g + g0)[..., None])[..., 0]
-            scale = np.sqrt(np.maximum(np.einsum("nab,na,nb->n", P, step, step), 0.0))
+            scale = np.sqrt(np.maximum(np.einsum("nab,na,nb->n", P + bowl + hill, step, step), 0.0))
             step *= np.minimum(1.0, FARTHEST / np.maximum(scale, 1e-300))[:, None]
             u = u + step
             if np.einsum("nab,na,nb->n", A, step, step).max(initial=0.0) < NEAR**2:

@@ -163,6 +163,8 @@ class GroupedRows(NamedTuple):
         rows = [pt.grad(slope[:, start + i].sum(), some, disconnected_inputs="ignore") for i in k]
         slope, *rows = clone_replace([slope, *rows], {some: zeros}, rebuild_strict=False)
         P = [[-row[:, start + j] for j in k] for row in rows]
+        bowl = pt.all([P[i][i] > 0 for i in k], axis=0)  # else it has no Gaussian like it
+        P = [[pt.where(bowl, x, 0.0) for x in row] for row in P]
         return P, [slope[:, start + i] for i in k]
 
     def _picked(self, numbers, groups):

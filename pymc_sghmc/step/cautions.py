@@ -30,6 +30,7 @@ __all__ = [
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
+WRONG = 0.1  # posterior sds by which the gradient may be off as nodes are few
 LARGE = 20  # times the rows of a minibatch, in one group
 MANY_ROWS = 1000  # more aren't needed to see a jump
 FEW_DRAWS = 50  # of tuning, too few to measure by
@@ -120,7 +121,7 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
     if marginal is not None:
         out = f", {', '.join(marginal.names)} integrated out of {marginal.n_integrated:,} groups"
         out += f" by {marginal.n_nodes} nodes"
-        if marginal.error >= TOLERANCE:
+        if WRONG > marginal.error >= TOLERANCE:
             out += (
                 f" (which give another gradient than fewer, by {marginal.error:.2g} posterior sds)"
             )
@@ -141,6 +142,12 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
         _log.info(
             f"{sampler}: of so many unknowns the standard deviations of single ones may be off by a "
             "tenth, as their noise isn't known well. A larger batch_size makes it less."
+        )
+    if marginal is not None and marginal.error >= WRONG:
+        _log.warning(
+            f"{sampler}: {', '.join(marginal.names)} can't be integrated out well: the gradient is off by up to "
+            f"{marginal.error:.2g} posterior sds, and so may be means, as where rows of a group fit several values "
+            "of its effects. Don't trust the results before a run without marginalize, or NUTS, agrees."
         )
     if marginal is not None and marginal.kept.groups.size and not tuner.setup.is_near:
         _log.warning(

@@ -45,7 +45,8 @@ def explanation(error, unknowns, tuner, chain, start, draw) -> str:
         return f"{where}: {rows} have {odd}. Drop such rows, if they aren't bounds"
     eta, n_draws = draw.learning_rate, chain.n_tuned + chain.n_kept
     advice = f"Try learning_rate={eta / 10:.2g}{others}"
-    if tuner.settings.learning_rate is None and not tuner.setup.centre.is_mode:
+    setup = tuner.setup  # none where it failed
+    if tuner.settings.learning_rate is None and setup and not setup.centre.is_mode:
         advice = (
             f"No Gaussian is near this posterior: {suspects(tuner.gradient.density)}. Use NUTS for "
             "this model, or priors that keep scales away from zero and from far out"

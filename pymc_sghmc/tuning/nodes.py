@@ -8,11 +8,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from scipy.special import expit
+
 from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.tuning.centre import find_centre
 from pymc_sghmc.tuning.curvature import MAX_DENSE
 
-__all__ = ["place_nodes"]
+__all__ = ["missed", "place_nodes"]
 
 ROUNDS = 6
 NEAR = 0.3  # sds that the centre may move after nodes were placed at it
@@ -23,6 +25,8 @@ SOME, MANY_POINTS = (
     125,
 )  # units that choose the number of nodes; fewer, of more points than these
 MOST_DIRECTIONS = 12
+SIDES = -3.0, -1.5, 1.5, 3.0  # prior sds away, where other modes of groups are looked for
+MOST_OTHERS = 50  # groups that tell what is lost with them
 
 
 def place_nodes(gradient, start, given) -> tuple:
@@ -54,20 +58,27 @@ def place_nodes(gradient, start, given) -> tuple:
         if given is not None or np.abs(moved).max() < NEAR:
             break
     density.place_nodes(data, centre.position, centre.factor)
-    n_nodes, density.marginal.error = _enough(gradient, centre)
+    some = _some_units(density.marginal)
+    n_nodes, error = _enough(gradient, centre, some)
     density.set_nodes(n_nodes)
+    errors = error, missed(gradient, centre, some)
+    density.marginal.error = max(np.nan_to_num(errors, nan=np.inf))
     return (position, None) if given is None else (start, given)
 
 
-def _enough(gradient, centre) -> tuple:
+def _some_units(marginal):
+    """Units that stand for all that are integrated out."""
+    n = min(SOME, max(50, SOME * MANY_POINTS // marginal.choice[1] ** marginal.k))
+    return np.unique(np.linspace(0, marginal.n_integrated - 1, n).astype(int))
+
+
+def _enough(gradient, centre, some) -> tuple:
     """Return the least number of nodes whose gradient is that of more, at the centre and far out.
 
     And how far off it is, in sds; of the largest number that of the one before.
     """
     density, passes = gradient.density, gradient.passes
     marginal, coordinates, d = density.marginal, Coordinates(centre.factor), centre.position.size
-    n_some = min(SOME, max(50, SOME * MANY_POINTS // marginal.choice[1] ** marginal.k))
-    some = np.unique(np.linspace(0, marginal.n_integrated - 1, n_some).astype(int))
     scale = np.sqrt(marginal.n_integrated / some.size)
     points = [centre.position]
     for i in np.unique(np.linspace(0, d - 1, MOST_DIRECTIONS).astype(int)):
@@ -89,3 +100,30 @@ def _enough(gradient, centre) -> tuple:
                 return n_nodes, error
             fewer = better
     return marginal.choice[-1], error
+
+
+def missed(gradient, centre, some) -> float:
+    """Return by how many sds the gradient at the centre is off as groups have modes that nodes don't reach."""
+    density, marginal, worst = gradient.density, gradient.density.marginal, 0.0
+    coordinates, position = Coordinates(centre.factor), centre.position.astype(density.dtype)
+    for side in SIDES:
+        others, there = density.group_effects.elsewhere(
+            density, gradient.data, position, some, side
+        )
+        if not others.size:
+            continue
+        tables = marginal.table.copy(), marginal.slopes, marginal.centre
+        tables[0][others] = there
+        few = others[:: 1 + others.size // MOST_OTHERS]
+        sides = []
+        for placed in (tables, (marginal.table, *tables[1:])):  # those of all last: they stay
+            density.set_nodes(marginal.n_nodes, placed)
+            of_units = [
+                gradient.passes.of_rows(position, marginal.place, few[[i]]) for i in range(few.size)
+            ]
+            sides.append([np.array(part) for part in zip(*of_units, strict=True)])
+        (logp, grad), (own_logp, own) = sides
+        lost = expit(logp - own_logp) @ (grad - own) * others.size / few.size
+        error = np.abs(coordinates.pull_back(lost)).max() * marginal.n_integrated / some.size
+        worst = max(worst, float(error))
+    return worst

@@ -20,6 +20,7 @@ from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.models.units import named_effects
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.data import Minibatch
+from pymc_sghmc.tuning.nodes import missed
 from pymc_sghmc.tuning.noise_around import noise_at_edge
 
 GROUPS, N = 12, 60
@@ -204,6 +205,33 @@ def test_nodes_are_finite_wherever_they_are_placed():
         density.place_nodes(gradient.data, position + 20 * z, np.eye(d))
         assert np.isfinite(density.marginal.table).all()
         assert np.isfinite(density.marginal.slopes).all()
+
+
+def test_modes_that_nodes_do_not_reach_are_told():
+    """By as much as the gradient is off; and nothing is told where each group has one mode."""
+
+    def bent():
+        b, tau = pm.Normal("b", 0, 1), pm.HalfNormal("tau", 1)
+        u = pm.Normal("u", 0, 1, shape=GROUPS)
+        pm.Normal("y", 0.1 * b * u[GROUP] + tau * u[GROUP] ** 2, 0.3, observed=1 + 0.1 * REAL)
+
+    some = np.arange(10)
+    for build in (bent, logistic):
+        model, unknowns, gradient, position = marginal(build)
+        gradient.density.set_nodes(31)
+        centre = SimpleNamespace(position=position, factor=0.1 * np.eye(2))
+        told = missed(gradient, centre, some)
+        if build is logistic:
+            assert told == 0
+            continue
+        sides = [
+            by_brute_force(model, unknowns, gradient, position + h, ["u"]).sum()
+            for h in 1e-4 * np.array([[1, 0], [-1, 0], [0, 1], [0, -1]])
+        ]
+        slopes = np.array([sides[0] - sides[1], sides[2] - sides[3]]) / 2e-4
+        off = 0.1 * np.abs(slopes - gradient.passes.likelihood(position)[1]).max()
+        assert off > 0.05
+        assert told == pytest.approx(off, rel=0.1)
 
 
 def test_nodes_that_follow_need_be_few():
