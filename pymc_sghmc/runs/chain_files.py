@@ -11,6 +11,13 @@ __all__ = ["ChainFiles"]
 class ChainFiles:
     """The files of one chain.
 
+    Parameters
+    ----------
+    folder : Path
+        Of the run.
+    chain, run : int
+        Numbers that are in all of their names: files of another are noticed.
+
     Attributes
     ----------
     folder : Path
@@ -18,10 +25,10 @@ class ChainFiles:
         First draw, draw after the last one, and file, without gaps.
     """
 
-    def __init__(self, folder, chain):
-        self.folder, self.chain = folder / f"chain{chain}", chain
+    def __init__(self, folder, chain, run):
+        self.folder, self.chain, self.run = folder / f"chain{chain}", chain, run
         self.segments, made = [], 0
-        for (start, stop), path in files.found(self.folder, "draws"):
+        for (start, stop), path in self._found("draws"):
             if start > made:
                 raise files.DamagedFile(
                     self.folder, f"draws {made} to {start - 1} of chain {chain} are missing"
@@ -30,6 +37,27 @@ class ChainFiles:
                 self.segments.append((start, stop, path))
                 made = stop
 
+    def _found(self, kind):
+        """Numbers in the names of files of a kind, and their paths."""
+        found = []
+        for (run, chain, *numbers), path in files.found(self.folder, kind):
+            if (run, chain) != (self.run, self.chain):
+                raise files.DamagedFile(path, "it is of another run, or of another chain")
+            found.append((numbers, path))
+        return found
+
+    def write(self, kind, numbers, arrays, facts=None):
+        """Write a file of a kind, with these numbers in its name; return its path."""
+        stem = "-".join([kind, str(self.run), str(self.chain), *(f"{n:09}" for n in numbers)])
+        return files.write(self.folder, stem, arrays, facts)
+
+    def write_state(self, made, arrays, facts):
+        """Write the state after so many draws; the one before stays, in case this folder is being copied."""
+        old = [path for _, path in self._found("state")]
+        new = self.write("state", [made], arrays, facts)
+        for path in [path for path in old if path != new][:-1]:
+            path.unlink(missing_ok=True)
+
     @property
     def made(self) -> int:
         """Number of stored draws."""
@@ -37,7 +65,11 @@ class ChainFiles:
 
     def state(self):
         """Return the number of draws after which the last state was stored, its point and itself."""
-        stored = files.found(self.folder, "state")
+        stored = self._found("state")
+        if not stored and self.made:
+            raise files.DamagedFile(
+                self.folder, f"chain {self.chain} has draws, and its state is missing"
+            )
         if not stored:
             return 0, {}, {}, None
         [made], path = stored[-1]

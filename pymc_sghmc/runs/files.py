@@ -52,7 +52,7 @@ def write(folder, stem, arrays, facts=None) -> Path:
     path = Path(folder) / f"{stem}-{_checksum(contents)}.npz"
     unfinished = path.with_name(path.name + UNFINISHED)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)  # alone: a run's folder that is gone isn't made again
         with open(unfinished, "wb") as new:
             new.write(contents)
             new.flush()

@@ -5,6 +5,7 @@ Knows PyMC's steps and the files of a chain; no models and no formula of a sampl
 """
 
 import multiprocessing
+import os
 import re
 import time
 
@@ -12,7 +13,6 @@ from multiprocessing.util import Finalize
 
 import numpy as np
 
-from pymc_sghmc.runs import files
 from pymc_sghmc.runs.chain_files import ChainFiles
 from pymc_sghmc.runs.states import decoded, encoded
 
@@ -32,17 +32,17 @@ class Recorder:
     Parameters
     ----------
     folder : Path
-    fn : callable
-        From a point's values to those that are stored.
-    names : list of str
-        Of these.
+    run : int
+        Its number.
+    trace : BaseTrace
+        Knows which values of a point are stored.
     stats : list of dict
         Name and type of each statistic of each sampler.
     tune, draws : int
     """
 
-    def __init__(self, folder, fn, names, stats, tune, draws):
-        self.folder, self.fn, self.names = folder, fn, names
+    def __init__(self, folder, run, trace, stats, tune, draws):
+        self.folder, self.run, self.fn, self.names = folder, run, trace.fn, trace.varnames
         self.stats = [{k: d for k, d in own.items() if np.dtype(d) != object} for own in stats]
         self.tune, self.total = tune, tune + draws
         self.begun, self.files = 0, None
@@ -51,7 +51,7 @@ class Recorder:
         """Meet the step at the start of a chain."""
         named = WORKER.fullmatch(multiprocessing.current_process().name)
         chain, self.begun = int(named[1]) if named else self.begun, self.begun + 1
-        self.files = ChainFiles(self.folder, chain)
+        self.files = ChainFiles(self.folder, chain, self.run)
         self.stored = self.files.made
         self.passed, self.point, arrays, state = self.files.state()
         self.state = None if state is None else decoded(state, arrays, step.sampling_state)
@@ -136,11 +136,8 @@ class Recorder:
         arrays = {f"point {name}": np.asarray(value) for name, value in point.items()}
         facts = {"point": list(point)}
         facts["state"] = encoded(step.sampling_state, arrays)
-        old = files.found(self.files.folder, "state")
-        new = files.write(self.files.folder, f"state-{self.made:09}", arrays, facts)
-        for _, path in old:
-            if path != new:
-                path.unlink(missing_ok=True)
+        _end_without_parent()
+        self.files.write_state(self.made, arrays, facts)
 
     def _write_draws(self):
         if not self.buffer:
@@ -156,8 +153,8 @@ class Recorder:
                 stats = [stats[i].get(name, nothing) for _, stats in buffer]
                 arrays[f"stat {i} {name}"] = np.asarray(stats, dtype)
         stop = self.stored + len(buffer)
-        stem = f"draws-{self.stored:09}-{stop:09}"
-        path = files.write(self.files.folder, stem, arrays)
+        _end_without_parent()
+        path = self.files.write("draws", [self.stored, stop], arrays)
         self.files.segments.append((self.stored, stop, path))
         self.stored, self.waiting = stop, 0
         del self.buffer[: len(buffer)]
@@ -206,6 +203,13 @@ def unrecorded(step):
         step.__class__ = type(step).__mro__[1]
         del step._recorder
     return step
+
+
+def _end_without_parent():
+    """End a worker whose parent is gone: another process may be writing to the run by now."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        os._exit(1)
 
 
 def _unknown(value):

@@ -5,6 +5,7 @@ Knows files and locks; no draws, no traces of PyMC's.
 
 import logging
 import os
+import secrets
 import threading
 
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from pymc_sghmc.runs import files
+from pymc_sghmc.runs.chain_files import ChainFiles
 from pymc_sghmc.runs.fingerprint import different
 
 __all__ = ["RunFolder", "is_run"]
@@ -50,7 +52,7 @@ class RunFolder:
         if (earlier := _holders.get(self._key())) is not None:
             earlier.release()  # pm.sample of this thread was ended before it could do so
         names = sorted(os.listdir(self.path)) if self.path.is_dir() else []
-        if names and LOCK not in names:
+        if names and LOCK not in names and not is_run(self.path):
             raise ValueError(
                 f"trace={self}: the folder has other things in it, such as {names[0]}. Give the "
                 "run a folder of its own."
@@ -69,6 +71,11 @@ class RunFolder:
                 f"trace={self}: another process is writing to this run. Wait for it, or end it "
                 "and its workers. Nothing was changed."
             ) from None
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{error.strerror}: {self.path} can't be written to. {self}.to_inference_data() reads what is there",
+            ) from error
         self._lock, _holders[self._key()] = lock, self
         files.remove_unfinished(self.path)
 
@@ -84,9 +91,12 @@ class RunFolder:
 
     def begin(self, fingerprint, layout, coords) -> None:
         """Write what run this is, or compare it with the one that is there."""
-        if not files.found(self.path, "run"):
+        if not is_run(self.path):
+            if any(self.path.glob("chain*/*.npz")):
+                reason = "it has draws, and the file that says what run they are of is missing"
+                raise files.DamagedFile(self.path, reason)
             facts = {"fingerprint": fingerprint, "layout": layout}
-            files.write(self.path, "run", coords, facts)
+            files.write(self.path, f"run-{secrets.randbits(40)}", coords, facts)
             return
         stored = self.manifest()[1]["fingerprint"]
         if what := different(stored, fingerprint):
@@ -103,14 +113,32 @@ class RunFolder:
                 )
 
     def manifest(self):
-        """Return the coordinates of the run, and what it is.
+        """Return the coordinates of the run, and what it is."""
+        return files.read(self._of_run()[1])
+
+    @property
+    def run(self) -> int:
+        """Number of the run, which the names of all of its files have."""
+        return self._of_run()[0]
+
+    def chain(self, k) -> ChainFiles:
+        """Return the files of a chain."""
+        return ChainFiles(self.path, k, self.run)
+
+    def _of_run(self):
+        """Return the number of the run, and the file that says what it is.
 
         Raises
         ------
         ValueError
             If there is no run.
+        DamagedFile
+            If there are several.
         """
         stored = files.found(self.path, "run")
         if not stored:
             raise ValueError(f"{self}: no run is stored there.")
-        return files.read(stored[0][1])
+        if len(stored) > 1:
+            raise files.DamagedFile(self.path, "it has files of several runs")
+        [((number,), path)] = stored
+        return number, path

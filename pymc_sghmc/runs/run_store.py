@@ -17,7 +17,6 @@ from pymc.model import modelcontext
 from pymc.step_methods.arraystep import PopulationArrayStepShared
 
 from pymc_sghmc.compat import StoredTrace, inference_data
-from pymc_sghmc.runs.chain_files import ChainFiles
 from pymc_sghmc.runs.fingerprint import fingerprint
 from pymc_sghmc.runs.recorder import Recorder, recorded, unrecorded
 from pymc_sghmc.runs.run_folder import RunFolder
@@ -124,7 +123,7 @@ class RunStore(StoredTrace):
         if model is not None:  # its labels are of any type
             coords = coords_and_dims_for_inferencedata(model)[0]
         numbers = facts["fingerprint"]["numbers"]
-        tune, every = numbers["tune"], [ChainFiles(self.path, k) for k in range(numbers["chains"])]
+        tune, every = numbers["tune"], [self.folder.chain(k) for k in range(numbers["chains"])]
         chosen, length = rectangle([max(0, one.made - tune) for one in every])
         if not length:
             made = ", ".join(str(one.made) for one in every)
@@ -139,12 +138,10 @@ class RunStore(StoredTrace):
                 f"{', '.join(str(max(0, one.made - tune)) for one in every)}. Start the same script again to go on.",
             )
         chains = [every[k] for k in chosen]
-        attrs = {"tuning_steps": tune}
+        version = facts["fingerprint"]["versions"]["pymc"]
+        attrs = {"inference_library": "pymc", "inference_library_version": version}
         attrs |= {} if self.sampling_time is None else {"sampling_time": self.sampling_time}
-        attrs |= {
-            "inference_library": "pymc",
-            "inference_library_version": facts["fingerprint"]["versions"]["pymc"],
-        }
+        attrs["tuning_steps"] = tune
         found = datasets(chains, facts["layout"], coords, tune, tune + length, attrs)
         if save_warmup and tune:
             warmup = datasets(chains, facts["layout"], coords, 0, tune, attrs)
@@ -175,13 +172,13 @@ class RunStore(StoredTrace):
             numbers = {"chains": chains, "draws": draws, "tune": tune}
             own = fingerprint(model, step, layout["variables"], labels, **numbers)
             self.folder.begin(own, layout, labels)
-            stored = [ChainFiles(self.path, chain) for chain in range(chains)]
+            stored = [self.folder.chain(chain) for chain in range(chains)]
             for chain in stored:
                 chain.check()
             if any(chain.made for chain in stored):
                 made = ", ".join(str(chain.made) for chain in stored)
                 _log.info(f"{self!r}: goes on after {made} of {tune + draws} draws of its chains.")
-            recorder = Recorder(self.path, trace.fn, trace.varnames, step.stats_dtypes, tune, draws)
+            recorder = Recorder(self.path, self.folder.run, trace, step.stats_dtypes, tune, draws)
             self._step = recorded(step, recorder)
         except BaseException:
             self._release()
@@ -191,8 +188,12 @@ class RunStore(StoredTrace):
 
     def ended(self, error):
         """Take the end of a chain, and the error that is on its way to the user, if there is one."""
-        if self._step is not None:
-            self._step._recorder.close()
+        try:
+            if self._step is not None:
+                self._step._recorder.close()
+        except OSError:
+            self._release()
+            raise
         if error is None or error is self._handled or _goes_on(error):
             return
         self._release()
@@ -213,7 +214,7 @@ class RunStore(StoredTrace):
     def split_warmup_groups(self):
         """End the run: tuning draws stay where they are, the first of each chain."""
         self._release()
-        made = np.array([ChainFiles(self.path, chain).made for chain in range(len(self.straces))])
+        made = np.array([self.folder.chain(chain).made for chain in range(len(self.straces))])
         self._sampling_state = SimpleNamespace(draw_idx=made, global_warnings=[])
         self.posterior = SimpleNamespace(draw=range(self.draws))
 

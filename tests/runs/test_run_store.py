@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 
@@ -394,6 +395,67 @@ def test_missing_draws_are_noticed(stopped):
     sorted(stopped.rglob("draws-*"))[1].unlink()
     with pytest.raises(files.DamagedFile, match=r"draws .* of chain 0 are missing"):
         faults.sample(stopped)
+
+
+def _without_states(folder, other):
+    for path in folder.rglob("state-*"):
+        path.unlink()
+
+
+def _without_manifest(folder, other):
+    for path in folder.glob("run-*"):
+        path.unlink()
+
+
+def _of_two_runs(folder, other):
+    shutil.copytree(other, folder, dirs_exist_ok=True)
+
+
+def _with_a_segment_of_another_run(folder, other):
+    shutil.copy(sorted(other.rglob("draws-*"))[0], folder / "chain0")
+
+
+def _with_chains_exchanged(folder, other):
+    for old, new in ("chain0", "there"), ("chain1", "chain0"), ("there", "chain1"):
+        (folder / old).rename(folder / new)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_without_states, "its state is missing"),
+        (_without_manifest, "what run they are of is missing"),
+        (_of_two_runs, "several runs"),
+        (_with_a_segment_of_another_run, "another run, or of another chain"),
+        (_with_chains_exchanged, "another run, or of another chain"),
+    ],
+)
+def test_files_that_are_missing_or_of_another_run_are_noticed(tmp_path, change, words):
+    run, other = tmp_path / "run", tmp_path / "other"
+    for folder in (run, other):
+        with pytest.raises(MemoryError):
+            faults.sample(folder, callback=stop_at(faults.TUNE + 20, chain=1))
+    change(run, other)
+    before = contents(run)
+    with pytest.raises(files.DamagedFile, match=words):
+        faults.sample(run)
+    assert contents(run) == before
+
+
+def test_a_copy_without_the_lock_goes_on(stopped):
+    (stopped / "lock").unlink()
+    assert faults.difference(faults.sample(stopped)) == ""
+
+
+def test_a_folder_that_is_gone_is_not_made_again(tmp_path):
+    def remove(trace, draw):
+        if draw.draw_idx == faults.TUNE:
+            (tmp_path / "run").rename(tmp_path / "elsewhere")
+
+    with pytest.raises(OSError, match="can't be written to"):
+        faults.sample(tmp_path / "run", callback=remove)
+    assert not (tmp_path / "run").exists()
+    assert faults.difference(faults.sample(tmp_path / "elsewhere")) == ""
 
 
 def test_states_name_no_class_but_those_of_steps():
