@@ -101,7 +101,9 @@ def names(name, value) -> tuple:
     """Check names of unknowns, or variables that have them: one, several or None."""
     if value is None:
         return ()
-    given = [value] if isinstance(value, str) or hasattr(value, "owner") else list(value)
+    given = [value]
+    if np.iterable(value) and not isinstance(value, str) and not hasattr(value, "owner"):
+        given = list(value)
     found = tuple(dict.fromkeys(getattr(one, "name", one) for one in given))
     if not all(isinstance(one, str) for one in found):
         raise ValueError(f'{name}={value!r}: must be names of unknowns, such as ["u"].')

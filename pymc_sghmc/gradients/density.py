@@ -247,4 +247,4 @@ def _gradient(logp, variables):
 
 def _input_like(source, dtype, name):
     kind = source.type
-    return pt.tensor(name, dtype=str(dtype), shape=(None, *kind.shape[1:]))
+    return kind.clone(dtype=str(dtype), shape=(None, *kind.shape[1:]))(name)

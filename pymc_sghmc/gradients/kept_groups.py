@@ -32,7 +32,7 @@ class KeptGroups:
         for effect in rows.effects:
             shape = list(effect.shape)
             shape[effect.axis] = groups.size
-            value = pt.tensor(effect.value.name, dtype=effect.value.dtype, shape=tuple(shape))
+            value = effect.value.type.clone(shape=tuple(shape))(effect.value.name)
             self.parts.append(Part(value, effect.axis, groups))
             found.append(pt.moveaxis(value, effect.axis, 0).reshape((groups.size, effect.size)))
         self.numbers = pt.concatenate(found, axis=1)

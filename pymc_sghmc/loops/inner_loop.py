@@ -247,4 +247,4 @@ def _arrays(state) -> tuple:
 
 
 def _input(name, value, dtype):
-    return pt.tensor(name, shape=(None,) * np.ndim(value), dtype=dtype)
+    return pt.TensorType(dtype, (None,) * np.ndim(value))(name)

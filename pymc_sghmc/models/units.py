@@ -6,6 +6,8 @@ Knows models and their graphs, no quadrature and no chain.
 import numpy as np
 import pytensor.tensor as pt
 
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.random.op import RandomVariable
 
@@ -145,7 +147,7 @@ def _placed(effect, term):
     for axis in map(int, np.argsort(effect.shape)[::-1]):  # most entries first
         count, shape = effect.shape[axis], list(effect.shape)
         shape[axis] = None
-        value = pt.tensor(effect.value.name, dtype=effect.value.dtype, shape=tuple(shape))
+        value = effect.value.type.clone(shape=tuple(shape))(effect.value.name)
         wanted = [term, effect.prior, *effect.parameters]
         new = {effect.value: value}
         one = effect._replace(axis=axis, value=value)
@@ -159,7 +161,10 @@ def _placed(effect, term):
         if _picks(one, loose):
             break
     else:
-        raise refused(effect, "rows don't pick the numbers of their group from it, as u[group]")
+        raise refused(
+            effect,
+            "rows don't pick the numbers of their group from it, as u[group]; u[a][b] is u[a[b]]",
+        )
     if not one.is_normal and not isinstance(axis_of(one.prior, one), int):
         raise refused(one, "its prior isn't computed group by group")
     return one, loose
@@ -175,13 +180,20 @@ def _picks(effect, term) -> list:
             continue
         by_row = entries[axis]
         plain = all(i == axis or _is_plain(entry) for i, entry in enumerate(entries))
-        if plain and getattr(by_row, "ndim", 0) == 1 and not _unknown(by_row, effect):
+        one = getattr(by_row, "ndim", 0) == 1 and not _unknown(by_row, effect)
+        if plain and one and _is_of_rows(by_row):
             found.append((node, axis))
     return found
 
 
 def _is_plain(entry) -> bool:
     return isinstance(entry, slice) or getattr(entry, "ndim", 0) == 0
+
+
+def _is_of_rows(variable) -> bool:
+    """Whether it has an entry for each row: what is cut into minibatches is neither constant nor shared."""
+    roots = (v for v in ancestors([variable]) if v.owner is None)
+    return not all(isinstance(v, SharedVariable | Constant) for v in roots)
 
 
 def _unknown(variable, effect) -> bool:

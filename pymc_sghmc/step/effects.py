@@ -69,10 +69,13 @@ def integrated_out(model, given, point, variables) -> tuple:
     return effects, left
 
 
-def recovered(gradient, position, rng, settings) -> dict:
-    """Return values of effects that are integrated out, given all else; NaN where they aren't to be drawn."""
+def recovered(gradient, position, rng, settings, is_tuning) -> dict:
+    """Return values of effects that are integrated out, given all else; NaN where they aren't to be drawn.
+
+    While tuning there are none, unless other steps sample unknowns given them.
+    """
     density, marginal = gradient.density, gradient.density.marginal
-    if marginal is None:
+    if marginal is None or (is_tuning and not density.given_types):
         return {}
     if settings["recover"]:
         return density.group_effects.draw(density, gradient.data, position, rng)[0]

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 
+from pymc_sghmc.checks import quoted
 from pymc_sghmc.gradients.centring import not_an_effect
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
@@ -50,6 +51,12 @@ def gradients(model, unknowns, point, given, preconditioner, effects=()) -> tupl
         raise ValueError(
             f"preconditioner with marginalize={given['marginalize']!r}: there is a group of so many rows "
             'that its effect stays an unknown, of which the array knows nothing. Leave it at "auto".'
+        )
+    if effects and plain.density.given_types and not given["recover"]:
+        others = quoted(name for name, _ in plain.density.given_types)
+        raise ValueError(
+            f"recover=False with marginalize={given['marginalize']!r}: other steps sample {others}, given the effects. "
+            "Leave it at True, or let this step sample all of them."
         )
     _set_centring(plain.density, centring)
     tell_of_groups(model, given, point, unknowns, plain)

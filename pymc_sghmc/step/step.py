@@ -143,7 +143,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         try:
             self.begin_chain(np.random.default_rng(0))
             self.step(self._point(self.tuner.initial, point))
-            recovered(self.tuner.gradient, self.tuner.initial, self.rng, self.settings)
+            recovered(self.tuner.gradient, self.tuner.initial, self.rng, self.settings, False)
         except SamplingError:
             pass  # pm.sample may start elsewhere; if not, the first draw says what is wrong
         finally:
@@ -206,7 +206,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         else:
             chain.n_kept += 1
         statistics["warning"] = cautions.notice(type(self).__name__, tuner, chain, position)
-        effects = {} if self.tune else recovered(tuner.gradient, position, self.rng, self.settings)
+        effects = recovered(tuner.gradient, position, self.rng, self.settings, self.tune)
         return self._point(position, point) | effects, [statistics]
 
     def _point(self, position, point):

@@ -535,6 +535,7 @@ def test_priors_that_mix_groups_are_refused(prior):
     ({"marginalize": ["v"]}, "'v' is no unknown"),
     ({"marginalize": ["tau"]}, "'tau' is one number"),
     ({"marginalize": [3]}, "must be names"),
+    ({"marginalize": True}, "must be names"),
     ({"marginalize": ["u", "tau"]}, "'tau' is one number"),
     ({"marginalize": ["u"], "temperature": 0}, "with temperature"),
     ({"marginalize": ["u"], "blocked": False}, "with blocked"),
@@ -562,6 +563,57 @@ def test_other_groups_after_set_data_are_refused():
         with pytest.raises(ValueError, match="other groups"):
             step.begin_chain(np.random.default_rng(0))
     assert model["u"] is u
+
+
+@pytest.mark.parametrize("name", ["1|g", "int8"])
+def test_effects_of_any_name(name):
+    """As Bambi has them, and such as NumPy takes for a type."""
+
+    def build():
+        u = pm.Normal(name, 0, pm.HalfNormal("tau", 1), shape=GROUPS)
+        pm.Normal("y", u[GROUP], 1, observed=REAL)
+
+    _, _, gradient, position = marginal(build, [name])
+    expected = marginal(gaussian_alone)[2].passes.likelihood(position)[0]
+    assert gradient.passes.likelihood(position)[0] == pytest.approx(expected)
+
+
+def gaussian_alone():
+    u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), shape=GROUPS)
+    pm.Normal("y", u[GROUP], 1, observed=REAL)
+
+
+def test_an_index_of_an_index_is_refused_in_words():
+    with pm.Model(), pytest.raises(ValueError, match=r"u\[a\]\[b\] is u\[a\[b\]\]"):
+        u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), shape=4)
+        pm.Normal("y", u[np.arange(GROUPS) % 4][GROUP], 1, observed=REAL)
+        SGHMC(marginalize=["u"], batch_size=20)
+
+
+def test_other_steps_see_effects_while_tuning_too():
+    """Else the scale that one samples is that of zeros."""
+    seen = []
+    with pm.Model():
+        a, tau = pm.Normal("a", 0, 1), pm.HalfNormal("tau", 1)
+        u = pm.Normal("u", 0, tau, shape=GROUPS)
+        pm.Normal("y", a + u[GROUP], 1, observed=REAL)
+        options = {
+            "marginalize": ["u"],
+            "batch_size": 20,
+            "compile_kwargs": {"mode": "FAST_COMPILE"},
+        }
+        with pytest.raises(
+            ValueError, match=r"recover=False with .* other steps sample 'tau_log__'"
+        ):
+            SGHMC([a, u], recover=False, **options)
+        step = [SGHMC([a, u], **options), pm.Metropolis([tau])]
+        pm.sample(
+            5, tune=20, chains=1, step=step, random_seed=1, **QUIET,
+            callback=lambda trace, draw: seen.append(draw.point["u"]),
+        )  # fmt: skip
+    seen = np.array(seen[1:])
+    assert (np.std(seen, axis=0) > 0).all()
+    assert (np.std(seen[:15], axis=0) > 0).all()
 
 
 def test_effects_are_left_out_and_recovered():
