@@ -197,6 +197,7 @@ def test_gradient_is_that_of_the_integral(name):
         assert passes.likelihood(point)[1] == pytest.approx(expected, rel=1e-5, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_nodes_are_finite_wherever_they_are_placed():
     """Also where scales under- and overflow: a set-up may pass there."""
     _, _, gradient, position = marginal(lkj)

@@ -420,6 +420,18 @@ def _with_chains_exchanged(folder, other):
         (folder / old).rename(folder / new)
 
 
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory):
+    """Two runs of one script, which ended with an error in their second chain."""
+    folder = tmp_path_factory.mktemp("two")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorder, "SECONDS", 0.02)
+        for name in "run", "other":
+            with pytest.raises(MemoryError):
+                faults.sample(folder / name, callback=stop_at(faults.TUNE + 20, chain=1))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -430,11 +442,9 @@ def _with_chains_exchanged(folder, other):
         (_with_chains_exchanged, "another run, or of another chain"),
     ],
 )
-def test_files_that_are_missing_or_of_another_run_are_noticed(tmp_path, change, words):
-    run, other = tmp_path / "run", tmp_path / "other"
-    for folder in (run, other):
-        with pytest.raises(MemoryError):
-            faults.sample(folder, callback=stop_at(faults.TUNE + 20, chain=1))
+def test_files_that_are_missing_or_of_another_run_are_noticed(two_runs, tmp_path, change, words):
+    run, other = tmp_path / "run", two_runs / "other"
+    shutil.copytree(two_runs / "run", run)
     change(run, other)
     before = contents(run)
     with pytest.raises(files.DamagedFile, match=words):
