@@ -319,6 +319,7 @@ def test_noise_far_out_is_that_of_the_worst_unknown():
 
 
 @pytest.mark.parametrize("k", [4, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_normal_effects_of_many_numbers_have_the_closed_form(k):
     """Intercepts and slopes by LKJ: three nodes for each number are exact, and so is their gradient."""
     X = np.random.default_rng(2).standard_normal((N, k))
