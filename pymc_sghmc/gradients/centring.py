@@ -76,6 +76,7 @@ class Centring:
             [way], position = join_nonshared_inputs(self._point, [way], inputs)
             functions.append(compiled([position, weights], way.astype(position.dtype)))
         self._to_model, self._from_model = functions
+        self._dtype = position.dtype  # C takes no other
         self._found = self._unknowns = self._point = None
         return [graphs[0] + log_jacobian, *graphs[1:]], variables, weights
 
@@ -101,11 +102,11 @@ class Centring:
 
     def to_model(self, position):
         """Return what a position is in the model's own coordinates."""
-        return self._to_model(position, self.weights)
+        return self._to_model(position.astype(self._dtype, copy=False), self.weights)
 
     def from_model(self, position):
         """Return the position of unknowns in the model's own coordinates."""
-        return self._from_model(position, self.weights)
+        return self._from_model(position.astype(self._dtype, copy=False), self.weights)
 
 
 def not_an_effect(given, name, effects) -> str:

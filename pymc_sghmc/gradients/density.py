@@ -125,7 +125,7 @@ class LogDensity:
         self.needed_by_likelihood = [v.name for v in given if v in needed]
         self.conditional = [v.name for v in conditional_unknowns(logp, variables)]
 
-        outputs = [logp, _gradient(logp, variables), *terms]
+        outputs = [logp, _gradient(logp, variables).astype(unknowns.dtype), *terms]
         for new in (held, gathered):
             outputs = clone_replace(outputs, new, rebuild_strict=False) if new else outputs
         outputs, position = join_nonshared_inputs(point, outputs, variables)
@@ -133,7 +133,6 @@ class LogDensity:
             shift = {self.marginal.shift: self.marginal.shift_from(position)}
             outputs = clone_replace(outputs, shift, rebuild_strict=False)
         logp, gradient, *by_row = outputs
-        gradient = gradient.astype(position.dtype)
         self.d, self.dtype = unknowns.d, unknowns.dtype
         self.weights_dtype = np.dtype(prior_weight.dtype)
         given += [*weights, *(self.marginal.inputs if self.marginal else ())]
@@ -220,7 +219,8 @@ class LogDensity:
 
     def __call__(self, position, prior_weight, row_weights, rows, arrays):
         """Weighted log-density and gradient."""
-        return self.function(position, prior_weight, *row_weights, *rows, *arrays, *self.given)
+        own = position.astype(self.dtype, copy=False)  # C takes no other
+        return self.function(own, prior_weight, *row_weights, *rows, *arrays, *self.given)
 
     def __deepcopy__(self, memo):
         # Copies of a step share the data, the model's containers and the compiled function.

@@ -10,6 +10,7 @@ import arviz as az
 import cloudpickle
 import numpy as np
 import pymc as pm
+import pytensor
 import pytest
 import references
 
@@ -537,3 +538,20 @@ def test_climb_into_the_neck_of_a_funnel_is_warned_of(caplog):
     assert "found no mode" in warnings_of(centred, centring=None)
     assert warnings_of(centred) == ""
     assert warnings_of(lambda tau: tau * pm.Normal("raw", 0, 1, shape=30)) == ""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({"marginalize": ["u"]}, marks=pytest.mark.slow), {"batch_size": 80}],
+)
+def test_single_precision_in_c_which_takes_no_other(options):
+    """The set-up's own positions are of double precision: those of effects integrated out, or centred in part."""
+    group = np.repeat(np.arange(8), 10)
+    y = np.random.default_rng(0).standard_normal(80).astype("f4") + group.astype("f4") / 4
+    with pytensor.config.change_flags(floatX="float32"), pm.Model():
+        u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), shape=8)
+        pm.Normal("y", u[group], 1, observed=y)
+        step = SGHMC(compile_kwargs=C, **options)
+        idata = pm.sample(step=step, draws=50, tune=50, chains=1, random_seed=1, **QUIET)
+    of_group = y.reshape(8, 10).mean(axis=1)
+    assert np.abs(idata.posterior["u"].mean(("chain", "draw")) - of_group).max() < 1
