@@ -98,7 +98,7 @@ class GroupEffects:
         """Rows of a `Marginal`'s table, and λ in the unit in which rows see numbers."""
         i, j = np.tril_indices(self.marginal.k)
         if self.marginal.follows:
-            inverse = np.linalg.inv(_regular(S))
+            inverse = _inverse(S)
             lam = inverse.swapaxes(1, 2) @ lam @ inverse
         return np.concatenate([self._value(u, S, A, h), lam[:, i, j]], axis=1), lam
 
@@ -118,10 +118,10 @@ class GroupEffects:
 
     def _value(self, u, S, A, h):
         """Precision times value of pseudo-observations, (n, k), in the unit in which rows see numbers."""
-        b = np.einsum("nab,nb->na", A, u) - h
-        return (
-            np.einsum("nba,nb->na", np.linalg.inv(_regular(S)), b) if self.marginal.follows else b
-        )
+        value = np.einsum("nab,nb->na", A, u) - h
+        if self.marginal.follows:
+            value = np.einsum("nba,nb->na", _inverse(S), value)
+        return value
 
     def _found(self, density, position, u, inputs):
         """Modes by Newton's method, and there λ of the rows, S, A = P + λ, P times the prior's mean, P."""
@@ -192,6 +192,10 @@ def _regular(matrices):
     """Return matrices that have an inverse where rounding or underflow left none."""
     ones = np.eye(matrices.shape[-1])
     return matrices * (1 + 1e-14 * ones) + 1e-80 * ones
+
+
+def _inverse(matrices):
+    return np.linalg.inv(_regular(matrices))
 
 
 def _finite(table):

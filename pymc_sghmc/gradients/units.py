@@ -19,10 +19,9 @@ __all__ = ["Units", "marginal"]
 
 MOST_NUMBERS = 5  # of a group, over which integrals are taken
 LARGE = 10  # times the mean number of rows, from which on a group of more than a batch is large
-MOST_KEPT = 10  # numbers of large groups that stay unknowns ...
-FEWEST_OTHERS = (
-    50  # ... beside so many groups: fewer hardly tell their scale, and it makes a funnel
-)
+MOST_KEPT = 10  # numbers of large groups that stay unknowns, ...
+# ... beside so many other groups: fewer hardly tell their scale, and it makes a funnel
+FEWEST_OTHERS = 50
 
 
 class Units(NamedTuple):

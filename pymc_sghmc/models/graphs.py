@@ -21,6 +21,7 @@ __all__ = [
     "data_leaves",
     "density_variables",
     "full_data",
+    "is_fixed",
     "minibatch_outputs",
     "minibatch_size",
     "observed_variables",
@@ -90,14 +91,17 @@ def minibatch_size(node) -> int:
     return int(size)
 
 
+def is_fixed(variable) -> bool:
+    """Whether no unknown and no minibatch enters it: it is computed from shared and constant values alone."""
+    roots = (found for found in ancestors([variable]) if found.owner is None)
+    return all(isinstance(root, SharedVariable | Constant) for root in roots)
+
+
 def _fixed_value(entry):
-    """Value of a shape entry that no unknown and no minibatch enters, or None."""
+    """Value of a shape entry that is fixed, or None."""
     if isinstance(entry, Constant):
         return entry.data
-    roots = [variable for variable in ancestors([entry]) if variable.owner is None]
-    if all(isinstance(root, SharedVariable | Constant) for root in roots):
-        return entry.eval(mode="FAST_COMPILE")
-    return None
+    return entry.eval(mode="FAST_COMPILE") if is_fixed(entry) else None
 
 
 def _is_count(entry, count) -> bool:

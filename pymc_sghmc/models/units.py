@@ -6,14 +6,12 @@ Knows models and their graphs, no quadrature and no chain.
 import numpy as np
 import pytensor.tensor as pt
 
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.random.op import RandomVariable
 
 from pymc_sghmc.checks import quoted
 from pymc_sghmc.compat import ancestors, index_entries, toposort
-from pymc_sghmc.models.graphs import array_of, data_leaves, slice_rows
+from pymc_sghmc.models.graphs import array_of, data_leaves, is_fixed, slice_rows
 from pymc_sghmc.models.grouped_rows import Effect, GroupedRows, axis_of, refused
 from pymc_sghmc.models.row_axes import row_axes
 
@@ -181,19 +179,13 @@ def _picks(effect, term) -> list:
         by_row = entries[axis]
         plain = all(i == axis or _is_plain(entry) for i, entry in enumerate(entries))
         one = getattr(by_row, "ndim", 0) == 1 and not _unknown(by_row, effect)
-        if plain and one and _is_of_rows(by_row):
+        if plain and one and not is_fixed(by_row):  # an entry for each row
             found.append((node, axis))
     return found
 
 
 def _is_plain(entry) -> bool:
     return isinstance(entry, slice) or getattr(entry, "ndim", 0) == 0
-
-
-def _is_of_rows(variable) -> bool:
-    """Whether it has an entry for each row: what is cut into minibatches is neither constant nor shared."""
-    roots = (v for v in ancestors([variable]) if v.owner is None)
-    return not all(isinstance(v, SharedVariable | Constant) for v in roots)
 
 
 def _unknown(variable, effect) -> bool:

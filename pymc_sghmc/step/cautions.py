@@ -127,7 +127,6 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
             )
         if (kept := marginal.kept.groups).size:
             out += f" (of groups {', '.join(map(str, kept))}, which have many rows, they stay unknowns)"
-        _warn_of_large_groups(sampler, marginal, tuner.gradient.data)
     _log.info(
         f"{sampler}: {kind}, {shape} of {d} unknown{'s' * (d > 1)}{out}, {settings}; "
         f"{100 * tuning.bias:.1f} % bias of variances predicted. Setting up took "
@@ -143,18 +142,8 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
             f"{sampler}: of so many unknowns the standard deviations of single ones may be off by a "
             "tenth, as their noise isn't known well. A larger batch_size makes it less."
         )
-    if marginal is not None and marginal.error >= WRONG:
-        _log.warning(
-            f"{sampler}: {', '.join(marginal.names)} can't be integrated out well: the gradient is off by up to "
-            f"{marginal.error:.2g} posterior sds, and so may be means, as where rows of a group fit several values "
-            "of its effects. Don't trust the results before a run without marginalize, or NUTS, agrees."
-        )
-    if marginal is not None and marginal.kept.groups.size and not tuner.setup.is_near:
-        _log.warning(
-            f"{sampler}: the posterior isn't near a Gaussian, as where the scale of effects is hardly known. With those of "
-            "groups with many rows among the unknowns chains may be lost where it is small. Pass a batch_size of as many "
-            "rows as these groups have, which integrates them out, too; or sample all effects: without marginalize."
-        )
+    if marginal is not None:
+        _warn_of_groups(sampler, marginal, tuner)
     if not tuner.setup.centre.is_mode:
         _log.warning(
             f"{sampler} found no mode around which the posterior is near a Gaussian: "
@@ -168,15 +157,28 @@ def _warning(text, n_updates):
     return SamplerWarning(WarningType.BAD_PARAMS, text, "warn", n_updates)
 
 
-def _warn_of_large_groups(sampler, marginal, data):
-    """Warn where a group is much larger than all groups of a minibatch usually are together."""
-    counts, n = marginal.counts, data.batch_sizes[marginal.place]
+def _warn_of_groups(sampler, marginal, tuner):
+    """Warn where integrals of effects are wrong, slow, or leave a funnel."""
+    names = ", ".join(marginal.names)
+    counts, n = marginal.counts, tuner.gradient.data.batch_sizes[marginal.place]
     if n < counts.size and counts.max() > LARGE * n * counts.mean():
         group = marginal.units.groups[counts.argmax()]
         _log.warning(
-            f"{sampler}: group {group} of {', '.join(marginal.names)} has {counts.max()} of {counts.sum()} rows, "
+            f"{sampler}: group {group} of {names} has {counts.max()} of {counts.sum()} rows, "
             "and a minibatch that draws it reads them all, which is right but slow. Leave its rows to an "
             "intercept of their own, or sample all effects: without marginalize."
+        )
+    if marginal.error >= WRONG:
+        _log.warning(
+            f"{sampler}: {names} can't be integrated out well: the gradient is off by up to "
+            f"{marginal.error:.2g} posterior sds, and so may be means, as where rows of a group fit several values "
+            "of its effects. Don't trust the results before a run without marginalize, or NUTS, agrees."
+        )
+    if marginal.kept.groups.size and not tuner.setup.is_near:
+        _log.warning(
+            f"{sampler}: the posterior isn't near a Gaussian, as where the scale of effects is hardly known. With those of "
+            "groups with many rows among the unknowns chains may be lost where it is small. Pass a batch_size of as many "
+            "rows as these groups have, which integrates them out, too; or sample all effects: without marginalize."
         )
 
 

@@ -20,10 +20,8 @@ ROUNDS = 6
 NEAR = 0.3  # sds that the centre may move after nodes were placed at it
 FAR = 3.0  # sds at which nodes have to serve, too
 TOLERANCE = 0.02  # sds by which the gradient may be off
-SOME, MANY_POINTS = (
-    2000,
-    125,
-)  # units that choose the number of nodes; fewer, of more points than these
+SOME = 2000  # units that choose the number of nodes; fewer, ...
+MANY_POINTS = 125  # ... where each has more nodes than these
 MOST_DIRECTIONS = 12
 SIDES = -3.0, -1.5, 1.5, 3.0  # prior sds away, where other modes of groups are looked for
 MOST_OTHERS = 50  # groups that tell what is lost with them

@@ -318,7 +318,7 @@ def test_noise_far_out_is_that_of_the_worst_unknown():
     assert noise_at_edge(second, centre, coordinates) == expected
 
 
-@pytest.mark.parametrize("k", [4, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("k", [4, 5])
 @pytest.mark.slow
 def test_normal_effects_of_many_numbers_have_the_closed_form(k):
     """Intercepts and slopes by LKJ: three nodes for each number are exact, and so is their gradient."""
