@@ -60,9 +60,6 @@ def two_unknowns():
     pm.Normal("y", u[GROUP] + s[GROUP] * X, 1, observed=REAL)
 
 
-BUILDS = logistic, levels_above, slopes, turned, two_unknowns
-
-
 @pytest.fixture(autouse=True)
 def beside_few(monkeypatch):
     """Let groups be kept beside a dozen others: densities don't depend on how well their scale is known."""
@@ -85,7 +82,11 @@ def marginal(build, batch_size=10):
     return model, gradient
 
 
-@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize(
+    "build",
+    [logistic, levels_above, slopes]
+    + [pytest.param(build, marks=pytest.mark.slow) for build in (turned, two_unknowns)],
+)
 def test_its_rows_and_its_prior_count_as_in_the_model(build):
     """The density changes with its effect as the model's own does, and the gradient is the density's."""
     model, gradient = marginal(build)
@@ -117,7 +118,7 @@ def test_integrated_out_it_is_the_density_of_all_groups():
     position = np.array([0.2, -0.3])
     for one in (gradient, whole):
         one.density.set_nodes(61)
-    grid = np.linspace(-4, 4, 401)
+    grid = np.linspace(-4, 4, 101)
     expected = whole.passes.log_density(position)[0]
     values = [gradient.passes.log_density(np.append(position, z))[0] - expected for z in grid]
     assert trapezoid(np.exp(values), grid) == pytest.approx(1)
@@ -177,8 +178,8 @@ def test_chain_has_the_exact_posterior():
     model, exact = normal_groups()
     with model:
         step = SGHMC(marginalize="z", batch_size=60, recover=False, compile_kwargs={"mode": "CVM"})
-        idata = pm.sample(500, tune=500, chains=4, cores=2, step=step, random_seed=1, **QUIET)
-        found = recover_effects(idata, step, draws=100, random_seed=1, progressbar=False)
+        idata = pm.sample(500, tune=250, chains=2, cores=2, step=step, random_seed=1, **QUIET)
+        found = recover_effects(idata, step, draws=20, random_seed=1, progressbar=False)
     assert step.tuner.gradient.density.d == 3 and step.unknowns.name_of(2) == "z[60]"
     z = idata.posterior["z"]
     assert np.isnan(z[..., :60]).all() and np.isfinite(z[..., 60]).all()
@@ -186,8 +187,8 @@ def test_chain_has_the_exact_posterior():
     draws["z"] = z[..., 60].to_numpy()
     for name, (mean, sd) in exact.items():
         x = draws[name]
-        ess = min(float(az.ess(x)), 2000.0)
-        assert ess > 400
+        ess = min(float(az.ess(x)), 1000.0)
+        assert ess > 200
         assert abs(x.mean() - mean) < 4.5 * sd / ess**0.5
         assert abs(x.std() / sd - 1) < 4.5 * (1 / (2 * ess) + 0.05**2) ** 0.5
     assert np.isfinite(found["z"]).all()
