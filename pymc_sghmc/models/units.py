@@ -95,10 +95,12 @@ def grouped_rows(model, effects, terms, others, shapes) -> tuple:
         raise refused(effects[0], reason)
     [k] = using
     term, placed = terms[k], []
-    for effect in effects:
-        effect, term = _placed(effect, term)
+    for i, effect in enumerate(effects):
+        effect, term = _placed(effect, term, placed, effects[i + 1 :])
         placed.append(effect)
-    picked = {node: (node, axis) for effect in placed for node, axis in _picks(effect, term)}
+    picked = {
+        node: (node, axis) for effect in placed for node, axis in _picks(effect, term, placed)
+    }
     picked = list(picked.values())
     inputs = [node.outputs[0].type() for node, _ in picked]
     new = {node.outputs[0]: x for (node, _), x in zip(picked, inputs, strict=True)}
@@ -138,8 +140,12 @@ def _n_seen(views, effects, model, shapes):
     return sum(map(int, sizes)) // effects[0].shape[effects[0].axis]
 
 
-def _placed(effect, term):
-    """Find the axis of an effect on which groups lie; let it have any number of them, in the term, too."""
+def _placed(effect, term, placed, left):
+    """Find the axis of an effect on which groups lie; let it have any number of them, in the term, too.
+
+    Effects that are ``left``, which rows may see combined with it, are taken to have theirs where they have as many
+    entries.
+    """
     if effect.value not in ancestors([term]):
         raise refused(effect, "the rows of the other effects don't depend on it")
     for axis in map(int, np.argsort(effect.shape)[::-1]):  # most entries first
@@ -156,7 +162,8 @@ def _placed(effect, term):
         tables = {v: 0 for v, s in shapes.items() if s[0] == count}
         tables |= {v: axis for v, s in shapes.items() if s == tuple(effect.shape)}
         one = one._replace(prior=prior, parameters=parameters, tables=tables)
-        if _picks(one, loose):
+        alike = [e._replace(axis=e.shape.index(count)) for e in left if count in e.shape]
+        if _picks(one, loose, [*placed, one, *alike]):
             break
     else:
         raise refused(
@@ -168,13 +175,18 @@ def _placed(effect, term):
     return one, loose
 
 
-def _picks(effect, term) -> list:
-    """Nodes that pick entries of what lies by group, with the axis of groups."""
-    axes, found = row_axes([term], effect.axes), []
+def _picks(effect, term, effects) -> list:
+    """Nodes that pick an effect's entries, maybe combined with others', with the axis of groups."""
+    axes, found = {}, []
+    for one in effects:
+        axes |= one.axes
+    axes = row_axes([term], axes)
     for node in toposort([term], []):
         axis = axes.get(node.inputs[0]) if node.inputs else None
         entries = index_entries(node)
         if entries is None or not isinstance(axis, int) or axis >= len(entries):
+            continue
+        if effect.value not in ancestors(node.inputs[:1]):
             continue
         by_row = entries[axis]
         plain = all(i == axis or _is_plain(entry) for i, entry in enumerate(entries))
