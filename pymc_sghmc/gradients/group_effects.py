@@ -11,6 +11,7 @@ from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.passes import by_row
+from pymc_sghmc.models.grouped_rows import refused
 from pymc_sghmc.models.independence import STABLE
 
 __all__ = ["GroupEffects"]
@@ -18,7 +19,13 @@ __all__ = ["GroupEffects"]
 MOST_ROUNDS = 50  # of Newton's method
 NEAR = 1e-3  # of a posterior sd, that the last of its steps moves
 FARTHEST = 2.0  # prior sds that one moves, at most
+ROUNDING = 1e-10  # of a log-density, relative
 OVERFLOW = {"posinf": 1e80, "neginf": -1e80}  # what stands for derivatives where they overflow
+BENT = 1e-4  # of a log-likelihood, relative: more than rounding
+KINKS = (
+    "its rows have kinks or jumps, as those of a Laplace distribution or a quantile regression, which no number of "
+    "nodes suits"
+)
 FREEDOM = 5.0  # degrees of the t distribution that draws are proposed from
 
 
@@ -57,14 +64,19 @@ class GroupEffects:
         """
         marginal, position = self.marginal, position.astype(float)
         k, d, table = marginal.k, position.size, np.zeros_like(marginal.table)
-        slopes = np.zeros((len(table), k, d))
+        slopes, is_smooth, is_straight = np.zeros((len(table), k, d)), False, True
         all_of_them = np.arange(marginal.n_integrated)
         for chunk, inputs in by_row(density, data, marginal.place, all_of_them):
             units, start = chunk.rows, np.zeros((chunk.rows.size, k))
-            u, *parts, _ = self._found(density, position, start, inputs)
+            u, *parts, P = self._found(density, position, start, inputs)
             table[units], lam = self._pseudo_observations(u, *parts)
+            if not is_smooth:
+                is_smooth, bends = self._looked_at(density, position, u, P, inputs)
+                is_straight = is_straight and not bends
             if factor is not None:
                 slopes[units] = self._slopes(density, position, factor, u, lam, inputs)
+        if not is_smooth and not is_straight:
+            raise refused(marginal.rows.effects[0], KINKS)
         slopes = slopes.reshape(len(table), k * d)
         # where nothing can be told, nodes are those of the prior, and don't move
         return _finite(table), _finite(slopes), position
@@ -123,21 +135,41 @@ class GroupEffects:
             value = np.einsum("nba,nb->na", _inverse(S), value)
         return value
 
-    def _found(self, density, position, u, inputs):
-        """Modes by Newton's method, and there λ of the rows, S, A = P + λ, P times the prior's mean, P."""
+    def _looked_at(self, density, position, u, P, inputs):
+        """Whether log-likelihoods have second derivatives within a prior sd of u, and whether they bend."""
         own = density.to_model(position.astype(density.dtype))
-        shift = position - self.marginal.centre
+        shift, precision = position - self.marginal.centre, np.einsum("naa->na", P)
+        sd = 1 / np.sqrt(np.where(precision > 0, precision, 1.0))
+        sides = [self._derivatives(own, shift, u + side * sd, *inputs) for side in (-1, 0, 1)]
+        below, there, above = (side[0] for side in sides)
+        bends = np.abs(below - 2 * there + above) > BENT * (1 + np.abs(there))
+        return any(side[3].any() for side in sides), bends.any()
+
+    def _found(self, density, position, u, inputs):
+        """Modes by Newton's method, and there λ of the rows, S, A = P + λ, P times the prior's mean, P.
+
+        A step after which the density is lower is halved until it isn't.
+        """
+        own = density.to_model(position.astype(density.dtype))
+        shift, step, level, kept = position - self.marginal.centre, np.zeros_like(u), -np.inf, None
         for _ in range(MOST_ROUNDS):
-            found = self._derivatives(own, shift, u, *inputs)
-            _, _, g, H, g0, H0, P, S, h = (np.nan_to_num(x, **OVERFLOW) for x in found)
+            likelihood, prior, *new = self._derivatives(own, shift, u + step, *inputs)
+            found = likelihood + prior
+            is_lower = np.isfinite(level) & ~(found >= level - ROUNDING * np.abs(level))
+            if kept is not None:
+                new = [_where(is_lower, old, x) for old, x in zip(kept, new, strict=True)]
+            kept, level = new, np.where(is_lower, level, found)
+            u = _where(is_lower, u, u + step)
+            g, H, g0, H0, P, S, h = (np.nan_to_num(x, **OVERFLOW) for x in new)
             has_none = ~P.any(axis=(1, 2), keepdims=True)  # a prior without a Gaussian like it
             bowl, hill = has_none * positive(-H0), has_none * positive(H0)
             lam, P = positive(-H) + bowl, positive(P)
             A = lam + P
-            step = np.linalg.solve(_regular(A), (g + g0)[..., None])[..., 0]
-            scale = np.sqrt(np.maximum(np.einsum("nab,na,nb->n", P + bowl + hill, step, step), 0.0))
-            step *= np.minimum(1.0, FARTHEST / np.maximum(scale, 1e-300))[:, None]
-            u = u + step
+            newton = np.linalg.solve(_regular(A), (g + g0)[..., None])[..., 0]
+            scale = np.einsum("nab,na,nb->n", P + bowl + hill, newton, newton)
+            scale = np.sqrt(np.maximum(scale, 1e-300))
+            newton *= np.minimum(1.0, FARTHEST / scale)[:, None]
+            step = _where(is_lower, step / 2, newton)
             if np.einsum("nab,na,nb->n", A, step, step).max(initial=0.0) < NEAR**2:
                 break
         return u, lam, S, A, h, P
@@ -178,6 +210,11 @@ class GroupEffects:
             numbers[of_units[some]] = u
         drawn = density.unknowns.unravel(position, marginal.by_name(numbers))
         return {name: drawn[name] for name in marginal.names}, moved / max(1, tried)
+
+
+def _where(units, then, otherwise):
+    """Return ``then`` of these units, and ``otherwise`` of others."""
+    return np.where(units.reshape(-1, *[1] * (then.ndim - 1)), then, otherwise)
 
 
 def positive(matrices):

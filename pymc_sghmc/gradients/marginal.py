@@ -63,7 +63,7 @@ class Marginal:
 
     def __init__(self, rows, place, units, kept, d, checksums):
         self.checksums, self.kept, d = checksums, kept, d + kept.groups.size * rows.size
-        self._rows, self.place, self.units, self.k = rows, place, units, rows.size
+        self.rows, self.place, self.units, self.k = rows, place, units, rows.size
         self.n_groups = rows.n_groups
         self.n_units = int(np.count_nonzero(units.count))
         self.n_integrated = self.n_units - np.count_nonzero(units.kept >= 0)
@@ -158,8 +158,8 @@ class Marginal:
             own, alone = self.kept.numbers[pt.maximum(kept, 0)].astype(nodes.dtype), kept >= 0
             nodes = pt.where(alone[:, None], own, nodes)
         some = pt.matrix(dtype=nodes.dtype, shape=(None, self.k))
-        prior = vectorize_graph(self._rows.prior(some, groups), {some: nodes})
-        rows = vectorize_graph(self._rows.rows(some, groups[local]), {some: nodes[:, local]})
+        prior = vectorize_graph(self.rows.prior(some, groups), {some: nodes})
+        rows = vectorize_graph(self.rows.rows(some, groups[local]), {some: nodes[:, local]})
         rows = _summed(rows.T, local, units.shape[0])
         integral = pt.logsumexp((rows + prior.T) + self._log_weights, axis=1) + log_volume
         return pt.where(alone, rows[:, 0], integral) if self.kept.groups.size else integral
@@ -168,10 +168,8 @@ class Marginal:
         """Log-likelihood of rows given numbers of their groups, by unit, and log-prior of these, (n,)."""
         groups = self._symbols[0][units]
         local, _ = self._layout(units)
-        rows = self._rows.rows(numbers[local], groups[local])
-        return _summed(rows[:, None], local, units.shape[0])[:, 0], self._rows.prior(
-            numbers, groups
-        )
+        rows = self.rows.rows(numbers[local], groups[local])
+        return _summed(rows[:, None], local, units.shape[0])[:, 0], self.rows.prior(numbers, groups)
 
     def gaussian(self, units):
         """Location, (n, k), and Cholesky factor of the precision, (n, k, k), of units' numbers."""
@@ -192,7 +190,7 @@ class Marginal:
     def _mean_and_factor(self, units, groups):
         """Of the Gaussian of the prior and the pseudo-observations, in lists of (n,)."""
         k, n = range(self.k), units.shape[0]
-        precision, linear = self._rows.prior_gaussian(groups, n)
+        precision, linear = self.rows.prior_gaussian(groups, n)
         place = pt.minimum(units, self._table.shape[0] - 1)
         known, d = self._table[place], self.shift.shape[0]
         moved = (self._slopes[place].reshape((n, self.k, d)) * self.shift).sum(axis=-1)
@@ -217,7 +215,7 @@ class Marginal:
         if not self.follows:
             return [[pt.full((n,), float(i == j)) for j in k] for i in k]
         some = pt.matrix(shape=(None, self.k))
-        seen = self._rows.seen(some, groups)
+        seen = self.rows.seen(some, groups)
         rows = [pt.grad(seen[:, i].sum(), some, disconnected_inputs="ignore") for i in k]
         rows = clone_replace(rows, {some: pt.zeros((n, self.k))}, rebuild_strict=False)
         return [[row[:, j] for j in k] for row in rows]
@@ -232,14 +230,14 @@ class Marginal:
             slope = pt.grad(part.sum(), numbers, disconnected_inputs="ignore")
             rows = [pt.grad(slope[:, i].sum(), numbers, disconnected_inputs="ignore") for i in k]
             out += [slope, pt.stack(rows, axis=1)]
-        precision, linear = self._rows.prior_gaussian(groups, n)
+        precision, linear = self.rows.prior_gaussian(groups, n)
         S = self._seen(groups, n)
         for matrix in (precision, S):
             out.append(pt.stack([pt.stack(row, axis=1) for row in matrix], axis=1))
         return [*out, pt.stack(linear, axis=1)]
 
     def __getstate__(self):
-        symbols = "_rows", "_symbols", "_table", "_nodes", "_log_weights", "inputs"
+        symbols = "rows", "_symbols", "_table", "_nodes", "_log_weights", "inputs"
         return self.__dict__ | dict.fromkeys(symbols)
 
 
