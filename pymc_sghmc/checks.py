@@ -188,20 +188,23 @@ def checked_friction(friction):
     return float(friction)
 
 
-def unconstrained_point(model, point) -> dict:
-    """From a dict of values of unknowns, such as ``pm.find_MAP()`` returns, to a point of PyMC."""
-    names = [value.name for value in model.value_vars]
+def unconstrained_point(model, point, effects=()) -> dict:
+    """From a dict of values of unknowns, such as ``pm.find_MAP()`` returns, to a point of PyMC.
+
+    Of ``effects`` that are integrated out it needs none.
+    """
+    names, out = [value.name for value in model.value_vars], [effect.rv for effect in effects]
     if all(name in point for name in names):
         return {name: np.asarray(point[name]) for name in names}
-    missing = [
-        rv.name
-        for rv in model.free_RVs
-        if rv.name not in point and model.rvs_to_values[rv].name not in point
-    ]
+    own = {rv: model.rvs_to_values[rv].name for rv in model.free_RVs}
+    missing = [rv for rv, name in own.items() if rv.name not in point and name not in point]
+    missing = [rv.name for rv in missing if rv not in out]
     if missing:
         raise ValueError(
             f"centre: has no value of {', '.join(missing)}. Pass a value of each unknown, such as "
             "pm.find_MAP() returns."
         )
-    overrides = {rv: np.asarray(point[rv.name]) for rv in model.free_RVs}
-    return make_initial_point_fn(model=model, overrides=overrides)(0)
+    overrides = {rv: np.asarray(point[rv.name]) for rv in own if rv.name in point}
+    found = make_initial_point_fn(model=model, overrides=overrides)(0)
+    given = [name for rv, name in own.items() if rv not in overrides and name in point]
+    return found | {name: np.asarray(point[name]) for name in given}

@@ -118,8 +118,8 @@ def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=No
             raise ValueError(
                 f"The unknown {variable.name!r} has a prior that depends on data that are cut into "
                 f"minibatches ({names_of(shared_rows)}): an unknown indexed by row can't be sampled "
-                "from minibatches. Marginalise it out of the model, or use NUTS; what a prior "
-                "takes from the data as a whole, compute beforehand."
+                f"from minibatches. Give it a prior without these data and integrate it out, by marginalize="
+                f"[{variable.name!r}], or use NUTS; what a prior takes from the data as a whole, compute beforehand."
             )
         rest.append(factor)
     check_rows(model, groups, model.initial_point() if initial_point is None else initial_point)

@@ -123,24 +123,26 @@ def _row_by_row(model, group, terms, theta, arrays, rng, certain=True) -> bool:
 
 def not_sliceable(model, name, n_rows, reason) -> ValueError:
     """Explain that the likelihood ``name`` needs all of its rows at once."""
-    by_row = [
-        repr(value.name)
-        for value in model.value_vars
-        if value.type.ndim > 0 and model.initial_point()[value.name].shape[0] == n_rows
-    ]
-    hint = (
-        f" The unknowns {', '.join(by_row)} have one entry per row: an unknown indexed by row "
-        "can't be sampled from minibatches."
-        if by_row
-        else ""
-    )
+    shapes = {name: np.shape(value) for name, value in model.initial_point().items()}
+    own = {rv.name: model.rvs_to_values[rv].name for rv in model.free_RVs}
+    by_row = [name for name, value in own.items() if shapes[value][:1] == (n_rows,)]
+    hint = f" {_integrate_by_row(by_row, n_rows)}" if by_row else ""
     first_line = str(reason).strip().splitlines()[0] if str(reason).strip() else repr(reason)
     return ValueError(
         f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows.{hint} "
-        "Data of the likelihood need their rows on the leading axis, in the same order. Marginalise "
-        "such unknowns out, rearrange the data (constants that the model transposes or repeats go "
-        "into pm.Data), leave out numbers of rows that it repeats or scans by, or use NUTS."
+        "Data of the likelihood need their rows on the leading axis, in the same order. Else "
+        "rearrange the data (constants that the model transposes or repeats go into pm.Data), leave "
+        "out numbers of rows that it repeats or scans by, or use NUTS."
         f"{_same_length(model, name, n_rows)} (PyTensor says: {first_line})"
+    )
+
+
+def _integrate_by_row(names, n_rows) -> str:
+    """Advice where unknowns have an entry for each row."""
+    return (
+        f"An unknown with one entry per row, as {quoted(names)}, can't be sampled from minibatches. Integrate it out: "
+        f"give it a prior without data of the rows, let them see {names[0]}[i] with i = pm.Data('i', np.arange({n_rows})), "
+        f"and pass marginalize={list(names)!r}."
     )
 
 

@@ -49,6 +49,8 @@ def recover_effects(
 
     Raises
     ------
+    TypeError
+        If the first isn't a result with a posterior, or the second no step of this package.
     ValueError
         If the step integrates nothing out, the posterior lacks an unknown, or there are no such groups.
 
@@ -73,6 +75,11 @@ def recover_effects(
     >>> found["u"].shape, some["u"].shape
     ((2, 10, 40), (2, 10, 2))
     """
+    if not hasattr(step, "tuner") or not hasattr(idata, "posterior"):
+        raise TypeError(
+            f"recover_effects({type(idata).__name__}, {type(step).__name__}): the first must be what pm.sample gave "
+            "back, the second the step with marginalize; of several steps, that one."
+        )
     model, gradient = modelcontext(model), step.tuner.gradient
     density = gradient.density
     if density.marginal is None:

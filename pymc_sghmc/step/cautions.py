@@ -32,6 +32,7 @@ _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
 WRONG = 0.1  # posterior sds by which the gradient may be off as nodes are few
 LARGE = 20  # times the rows of a minibatch, in one group
+MANY_VALUES = 100_000  # of effects in a draw, which memory may not hold
 MANY_ROWS = 1000  # more aren't needed to see a jump
 FEW_DRAWS = 50  # of tuning, too few to measure by
 STACKLEVEL = 4  # a function here, the step's and the sampler's __init__, and who calls it
@@ -167,6 +168,12 @@ def _warn_of_groups(sampler, marginal, tuner):
             f"{sampler}: group {group} of {names} has {counts.max()} of {counts.sum()} rows, "
             "and a minibatch that draws it reads them all, which is right but slow. Leave its rows to an "
             "intercept of their own, or sample all effects: without marginalize."
+        )
+    if (n_values := marginal.n_groups * marginal.k) >= MANY_VALUES:
+        _log.info(
+            f"{sampler}: a draw with {names} takes {8e-6 * n_values:,.1f} MB or more, 1,000 draws of four chains "
+            f"{0.032 * n_values / 1e3:,.0f} GB. Where that is too much, name what to record without them in "
+            "pm.sample(var_names=...), pass recover=False to the step, and draw them afterwards by recover_effects."
         )
     if marginal.error >= WRONG:
         _log.warning(

@@ -94,7 +94,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         if self.blocked:
             cautions.warn_of_other_steps(name, model, gradient.density, given["data"])
         if (centre := given["centre"]) is not None:
-            centre = unconstrained_point(model, centre)
+            centre = unconstrained_point(model, centre, effects)
             centre = gradient.density.from_model(self.unknowns.ravel(centre))
         gradient(initial, gradient.order.probe(np.random.default_rng(0)))  # to compile it
         cautions.warn_of_jumps(name, gradient, self.unknowns, initial)

@@ -13,6 +13,7 @@ from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
 from pymc_sghmc import SGHMC, SGLD, recover_effects
+from pymc_sghmc.checks import unconstrained_point
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
@@ -20,6 +21,7 @@ from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.models.units import named_effects
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.data import Minibatch
+from pymc_sghmc.step import cautions
 from pymc_sghmc.tuning.nodes import missed
 from pymc_sghmc.tuning.noise_around import noise_at_edge
 
@@ -617,6 +619,24 @@ def gaussian_alone():
     pm.Normal("y", u[GROUP], 1, observed=REAL)
 
 
+def test_effects_by_row_need_no_value_in_a_centre_and_memory_is_told(caplog, monkeypatch):
+    """One row a group, as for overdispersion; a draw of many effects is large."""
+    monkeypatch.setattr(cautions, "MANY_VALUES", N)
+    options = {"marginalize": ["u"], "batch_size": 20, "compile_kwargs": {"mode": "FAST_COMPILE"}}
+    with pm.Model() as model, caplog.at_level("INFO", logger="pymc.sghmc"):
+        b, tau = pm.Normal("b", 0, 1), pm.HalfNormal("tau", 1)
+        u = pm.Normal("u", 0, tau, shape=N)
+        pm.Poisson("y", pm.math.exp(b + u[pm.Data("i", np.arange(N))]), observed=COUNTS)
+        step = SGHMC(centre={"tau_log__": 0.0, "b": 0.5}, **options)
+        assert step.tuner.setup.centre.position == pytest.approx([0.5, 0.0])
+        effects = named_effects(model, ["u"], model.initial_point())
+        point = unconstrained_point(model, {"tau": 1.0, "b": 0.5}, effects)
+        assert (point["b"], point["tau_log__"]) == (0.5, 0.0)
+        with pytest.raises(ValueError, match=r"centre: has no value of tau\."):
+            SGHMC(centre={"b": 0.5}, **options)
+    assert "pm.sample(var_names=...)" in caplog.text
+
+
 def test_an_index_of_an_index_is_refused_in_words():
     with pm.Model(), pytest.raises(ValueError, match=r"u\[a\]\[b\] is u\[a\[b\]\]"):
         u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), shape=4)
@@ -662,6 +682,8 @@ def test_effects_are_left_out_and_recovered():
     assert np.abs(found["z"].mean(("chain", "draw")) - z).max() < 4.5 / 700**0.5
     with model, pytest.raises(ValueError, match="integrates nothing out"):
         recover_effects(idata, SGLD(learning_rate=1e-4, batch_size=20, preconditioner=None))
+    with model, pytest.raises(TypeError, match=r"the first must be what pm\.sample gave"):
+        recover_effects(step, idata)
 
 
 @pytest.mark.slow

@@ -192,7 +192,7 @@ def unknown_by_row_with_prior_from_data():
 
 @pytest.mark.parametrize("make", [unknown_by_row, unknown_by_row_with_prior_from_data])
 def test_unknown_by_row_is_refused(make):
-    refusal(build(make), 4, "'z'", "one entry per row", "Marginalise")
+    refusal(build(make), 4, "'z'", "one entry per row", "marginalize=['z']")
 
 
 def test_unknown_by_row_of_pm_minibatch_is_refused():
