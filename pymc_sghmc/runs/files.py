@@ -19,6 +19,7 @@ import numpy as np
 __all__ = ["DamagedFile", "array", "found", "read", "remove_unfinished", "write"]
 
 FACTS = "facts.json"
+END = "~"  # of an array's name: NumPy has an argument "file", and takes ".npy" off
 UNFINISHED = ".unfinished"
 NAME = re.compile(r"(?P<stem>[a-z]+(?:-\d+)*)-(?P<checksum>[0-9a-f]{16})\.npz")
 
@@ -47,7 +48,7 @@ def write(folder, stem, arrays, facts=None) -> Path:
     """
     file = io.BytesIO()
     text = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    np.savez(file, **{FACTS: text}, **arrays)
+    np.savez(file, **{name + END: array for name, array in {FACTS: text, **arrays}.items()})
     contents = file.getbuffer()
     path = Path(folder) / f"{stem}-{_checksum(contents)}.npz"
     unfinished = path.with_name(path.name + UNFINISHED)
@@ -93,7 +94,7 @@ def read(path):
     if _checksum(contents) != NAME.fullmatch(Path(path).name)["checksum"]:
         raise DamagedFile(path, "its checksum is another")
     with np.load(io.BytesIO(contents), allow_pickle=False) as opened:
-        arrays = dict(opened)
+        arrays = {name.removesuffix(END): array for name, array in opened.items()}
     return arrays, json.loads(arrays.pop(FACTS).tobytes())
 
 
@@ -101,9 +102,12 @@ def array(path, name) -> np.ndarray:
     """Return one array of a file; NumPy checks its bytes by the sum that ``.npz`` keeps of each."""
     try:
         with np.load(path, allow_pickle=False) as opened:
-            return opened[name]
-    except FileNotFoundError:
-        raise
+            return opened[name + END]
+    except FileNotFoundError as error:
+        words = "draws are read from the folder of the run when they are asked for. Has it been moved or removed?"
+        raise FileNotFoundError(
+            error.errno, f"{error.strerror}: {words}", os.fspath(path)
+        ) from error
     except Exception as error:  # whatever zipfile makes of it
         raise DamagedFile(path, error) from error
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
+from scipy.sparse import issparse
 
 from pymc_sghmc.runs.states import encoded, frozen
 
@@ -168,11 +169,23 @@ def _leaf(variable, name, arrays) -> str:
     if isinstance(value, np.ndarray | np.generic) and value.size < 2 and not value.dtype.hasobject:
         return f"{value.dtype} {value.tolist()}"
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        arrays[variable.name or f"{name} of the model, shape {value.shape}"] = value
+        _add(arrays, variable.name or f"{name} of the model, shape {value.shape}", value)
         return "array"
+    if issparse(value):
+        parts = value.tocoo()
+        for part in ("data", "row", "col"):
+            _add(arrays, f"{variable.name or name}, {part} of a sparse one", getattr(parts, part))
+        return f"sparse {value.format} {value.shape}"
     if isinstance(value, np.random.Generator):
         return "generator"
     return ADDRESS.sub("", f"{type(value).__name__} {value}")
+
+
+def _add(arrays, name, value):
+    """Add an array under its name, or, where another has it, under another name."""
+    while arrays.get(name, value) is not value:
+        name += " (another)"
+    arrays[name] = value
 
 
 def _array(array) -> dict:

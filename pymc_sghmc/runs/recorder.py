@@ -7,6 +7,7 @@ Knows PyMC's steps and the files of a chain; no models and no formula of a sampl
 import multiprocessing
 import os
 import re
+import sys
 import time
 
 from multiprocessing.util import Finalize
@@ -39,13 +40,26 @@ class Recorder:
     stats : list of dict
         Name and type of each statistic of each sampler.
     tune, draws : int
+    traces : list
+        Of the chains, the very list that ``pm.sample`` holds while it goes on.
     """
 
-    def __init__(self, folder, run, trace, stats, tune, draws):
+    def __init__(self, folder, run, trace, stats, tune, draws, traces):
         self.folder, self.run, self.fn, self.names = folder, run, trace.fn, trace.varnames
         self.stats = [{k: d for k, d in own.items() if np.dtype(d) != object} for own in stats]
         self.tune, self.total = tune, tune + draws
-        self.begun, self.files = 0, None
+        self.begun, self.files, self._traces = 0, None, traces
+
+    def is_over(self) -> bool:
+        """Whether what calls is another ``pm.sample``, as that of the run was ended before it sampled."""
+        if self._traces is None:  # in a worker, which got it from the run's
+            return False
+        frame = sys._getframe(1)
+        while frame is not None:
+            if any(value is self._traces for value in frame.f_locals.values()):
+                return False
+            frame = frame.f_back
+        return True
 
     def begin(self, step):
         """Meet the step at the start of a chain."""
@@ -63,7 +77,7 @@ class Recorder:
             Finalize(self, self.close, exitpriority=100)
 
     def __getstate__(self):
-        return {**self.__dict__, "files": None, "passing": None, "buffer": []}
+        return {**self.__dict__, "files": None, "passing": None, "buffer": [], "_traces": None}
 
     def step(self, step, draw, point):
         """Make a draw with ``draw``, or pass over one that is stored."""
@@ -178,16 +192,18 @@ def recorded(step, recorder):
 
         def setup_chain(self, *args):
             super().setup_chain(*args)
-            self._recorder.begin(self)
+            _begin(self)
 
         def set_rng(self, *args):
             super().set_rng(*args)
-            self._recorder.begin(self)
+            _begin(self)
 
         def step(self, point):
             return self._recorder.step(self, super().step, point)
 
         def __reduce__(self):
+            if self._recorder.is_over():
+                return unrecorded(self).__reduce_ex__(2)
             plain = object.__new__(cls)
             plain.__dict__.update({k: v for k, v in self.__dict__.items() if k != "_recorder"})
             return recorded, (plain, self._recorder)
@@ -195,6 +211,14 @@ def recorded(step, recorder):
     Recorded.__name__, Recorded.__qualname__ = cls.__name__, cls.__qualname__
     step.__class__, step._recorder = Recorded, recorder
     return step
+
+
+def _begin(step):
+    """Meet a chain's step, or leave it alone."""
+    if step._recorder.is_over():
+        unrecorded(step)
+    else:
+        step._recorder.begin(step)
 
 
 def unrecorded(step):

@@ -128,7 +128,7 @@ def recover_effects(
             bar.update(task, advance=1)
     flat = [x.reshape(-1, *x.shape[2:]).astype(rv.dtype) for x, rv in zip(inputs, rvs, strict=True)]
     of_draws = dict(zip(rvs, flat, strict=True))
-    effects = _as_variables(found, model, of_draws)
+    effects = _as_variables(found, model, of_draws, of_groups, density.marginal)
     if of_groups is None:
         return thinned.assign(effects)
     by_value = {value.name: rv.name for value, rv in model.values_to_rvs.items()}
@@ -160,11 +160,20 @@ def _checked(groups, n_groups):
     return numbers
 
 
-def _as_variables(found, model, of_draws) -> dict:
+def _as_variables(found, model, of_draws, of_groups, marginal) -> dict:
     """Values of the model's own variables from those on PyMC's unconstrained scale, with their dims.
 
-    The bounds of a transform may depend on other unknowns, and are taken at the same draw.
+    The bounds of a transform may depend on other unknowns, and are taken at the same draw; and on the group,
+    so that it is given all groups.
     """
+
+    def whole(back, name, one, *others):
+        if of_groups is None:
+            return back(one, *others)
+        axis, every = marginal.axes[name], marginal.nothing[name].copy()
+        every[(slice(None),) * axis + (of_groups,)] = one
+        return np.take(back(every, *others), of_groups, axis)
+
     out = {}
     for value in model.value_vars:
         if value.name not in found:
@@ -180,7 +189,7 @@ def _as_variables(found, model, of_draws) -> dict:
                 on_unused_input="ignore",
             )
             flat = zip(x.reshape(-1, *x.shape[2:]), *others.values(), strict=True)
-            x = np.array([back(*one) for one in flat]).reshape(x.shape)
+            x = np.array([whole(back, value.name, *one) for one in flat]).reshape(x.shape)
         names = model.named_vars_to_dims.get(rv.name) or [None] * (x.ndim - 2)
         dims = [d or f"{rv.name}_dim_{i}" for i, d in enumerate(names)]
         out[rv.name] = xr.DataArray(x, dims=("chain", "draw", *dims))

@@ -91,7 +91,7 @@ class RunStore(StoredTrace):
     def __init__(self, path):
         self.folder = RunFolder(path)
         self.path = self.folder.path
-        self.straces, self._step, self.model = [], None, None
+        self.straces, self._step, self._recorder, self.model = [], None, None, None
 
     def __repr__(self):
         return str(self.folder)
@@ -172,25 +172,25 @@ class RunStore(StoredTrace):
             numbers = {"chains": chains, "draws": draws, "tune": tune}
             own = fingerprint(model, step, layout["variables"], labels, **numbers)
             self.folder.begin(own, layout, labels)
-            stored = [self.folder.chain(chain) for chain in range(chains)]
-            for chain in stored:
+            for chain in (stored := [self.folder.chain(chain) for chain in range(chains)]):
                 chain.check()
-            if any(chain.made for chain in stored):
-                made = ", ".join(str(chain.made) for chain in stored)
+            if any(made := [chain.made for chain in stored]):
+                made = str(made)[1:-1]
                 _log.info(f"{self!r}: goes on after {made} of {tune + draws} draws of its chains.")
-            recorder = Recorder(self.path, self.folder.run, trace, step.stats_dtypes, tune, draws)
-            self._step = recorded(step, recorder)
+            stats, run = step.stats_dtypes, self.folder.run
+            self.straces = [_Chain(self, trace, chain, stats) for chain in range(chains)]
+            self._recorder = Recorder(self.path, run, trace, stats, tune, draws, self.straces)
+            self._step = recorded(step, self._recorder)
         except BaseException:
             self._release()
             raise
-        self.straces = [_Chain(self, trace, chain, step.stats_dtypes) for chain in range(chains)]
         self.tuning_steps, self.draws = tune, draws
 
     def ended(self, error):
         """Take the end of a chain, and the error that is on its way to the user, if there is one."""
         try:
             if self._step is not None:
-                self._step._recorder.close()
+                self._recorder.close()
         except OSError:
             self._release()
             raise
@@ -206,9 +206,9 @@ class RunStore(StoredTrace):
 
     def _release(self):
         """Let other processes write, and the step be what it was."""
-        if self._step is not None:
-            unrecorded(self._step)
-            self._step = None
+        step, self._step = self._step, None
+        if step is not None and getattr(step, "_recorder", None) is self._recorder:
+            unrecorded(step)
         self.folder.release()
 
     def split_warmup_groups(self):

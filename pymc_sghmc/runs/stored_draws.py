@@ -77,7 +77,10 @@ class _Draws(BackendArray):
         chain, draw, *rest = key
         chains = np.arange(len(self.chains))[chain]
         parts = [self._of_chain(self.chains[i], draw) for i in np.atleast_1d(chains)]
-        values = parts[0] if np.ndim(chains) == 0 else np.stack(parts)
+        if not parts:
+            values = np.empty((0, self.shape[1], *self.shape[2:]), self.dtype)[:, draw]
+        else:
+            values = parts[0] if np.ndim(chains) == 0 else np.stack(parts)
         return values[(slice(None),) * (values.ndim - len(self.shape[2:])) + tuple(rest)]
 
     def _of_chain(self, files_of_chain, draw):

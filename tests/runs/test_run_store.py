@@ -19,6 +19,7 @@ import pytest
 
 from conftest import ROOT
 from filelock import FileLock, Timeout
+from scipy.sparse import csr_matrix
 
 from pymc_sghmc import QNHMC, SGHMC, RunStore, resume, schedules
 from pymc_sghmc.runs import files, recorder, run_folder
@@ -211,7 +212,9 @@ def test_another_run_is_refused_before_anything_is_changed(
     assert contents(stopped) == before
 
 
-def variant(power=1, label="a", scale=1.0, names=None, rate=1e-3, inner=0.5, held=1.0):
+def variant(
+    power=1, label="a", scale=1.0, names=None, rate=1e-3, inner=0.5, held=1.0, entry=1.0, first=1.0
+):
     """A script in which one thing is another."""
     with pm.Model(coords={"k": [label, "b"]}) as model:
         mu = pm.Normal("mu", 0, 1, dims="k")
@@ -222,6 +225,11 @@ def variant(power=1, label="a", scale=1.0, names=None, rate=1e-3, inner=0.5, hel
         )  # fmt: skip
         pm.Potential("p", -(steps[-1] ** 2))
         pm.Potential("q", Told(np.arange(2.0) * held)(mu[0]))
+        many = csr_matrix(np.eye(3000)[:, :2] + np.eye(3000)[:, 1:3] + np.ones((3000, 2)))
+        many.data[3000] *= entry  # where its printed form has dots
+        pm.Potential("r", -1e-6 * pytensor.sparse.dot(many, mu[:, None]).sum())
+        alike = [pt.constant(np.arange(2.0) * c, name="alike") for c in (first, 3.0)]
+        pm.Potential("s", -sum((mu * one).sum() ** 2 for one in alike))
         pm.Normal("y", mu[0], 1, observed=np.arange(40.0) / 40)
         step = [
             SGHMC([mu], batch_size=20, learning_rate=schedules.polynomial_decay(rate, 10), **FAST)
@@ -261,6 +269,8 @@ class Told(pytensor.graph.Op):
         ({"names": ["mu"]}, "odd is not stored, and in the run"),
         ({"rate": 1e-4}, "learning_rate is _polynomial_decay"),
         ({"held": 2.0}, "Told.data have another bytes"),
+        ({"entry": 2.0}, "data of a sparse one have another bytes"),
+        ({"first": 2.0}, "the data in alike have another bytes"),
         ({"scale": 2.0}, "another prior, likelihood, Deterministic or constant"),
     ],
     ids=str,
@@ -285,6 +295,25 @@ def one_unknown(kind):
         return model, kind([mu], **fast)
 
 
+def test_a_run_that_never_began_is_not_recorded_later(tmp_path):
+    """A typo in an argument, or Ctrl-C, after the store was made ready: the step is as it was."""
+    model, step = one_unknown(SGHMC)
+    options = {"draws": 30, "tune": 20, "chains": 2, "progressbar": False}
+    options |= {"compute_convergence_checks": False, "step": step}
+    with model:
+        plain = {seed: pm.sample(**options, cores=1, random_seed=seed) for seed in (1, 2)}
+        with pytest.raises(ValueError, match="progressbar"):
+            pm.sample(**options | {"progressbar": "no"}, random_seed=1, trace=RunStore(tmp_path))
+        before = contents(tmp_path)
+        for how in ({"cores": 1}, {"cores": 2}, {"cores": 2, "mp_ctx": "spawn"}):
+            again = pm.sample(**options, **how, random_seed=2)
+            np.testing.assert_array_equal(again.posterior["mu"], plain[2].posterior["mu"])
+        assert contents(tmp_path) == before
+        stored = pm.sample(**options, cores=1, random_seed=1, trace=RunStore(tmp_path))
+    np.testing.assert_array_equal(stored.posterior["mu"], plain[1].posterior["mu"])
+    assert type(step) is SGHMC
+
+
 @pytest.mark.parametrize("kind", [pm.NUTS, pm.Metropolis, pm.Slice, QNHMC])
 def test_other_steps_alone(tmp_path, kind):
     def sample(**changes):
@@ -304,8 +333,11 @@ def test_other_steps_alone(tmp_path, kind):
 
 def test_odd_names_shapes_and_coordinates(tmp_path, monkeypatch):
     dates = np.array(["2020-01-01", "2021-01-01"], "datetime64[ns]")
-    with pm.Model(coords={"when": dates, "pair": [("a", 1), ("b", 2)]}):
-        at = pm.Normal("file", 0, 1, dims="when")
+    coords = {"file": dates, "pair": [("a", 1), ("b", 2)], "mmap_mode": ["x", "y"]}
+    with pm.Model(coords=coords):
+        at = pm.Normal("s.npy", 0, 1, dims="file")
+        pm.Deterministic("s", at + 100, dims="file")
+        pm.Normal("v", 0, 1, dims="mmap_mode")
         pm.Normal("0 learning_rate", 0, 1, dims="pair")
         pm.Normal("allow_pickle", 0, 1, shape=(0, 2))
         pm.Normal("y", at[0], 1, observed=np.arange(40.0) / 40)
@@ -316,12 +348,15 @@ def test_odd_names_shapes_and_coordinates(tmp_path, monkeypatch):
         )  # fmt: skip
     monkeypatch.chdir("/")
     assert idata.posterior["allow_pickle"].shape == (2, 5, 0, 2)
-    assert idata.posterior["file"].notnull().all() and "when" in idata.posterior.coords
-    assert idata.posterior.coords["when"].dtype.kind == "M"
+    assert idata.posterior["s.npy"].notnull().all() and "file" in idata.posterior.coords
+    np.testing.assert_array_equal(idata.posterior["s.npy"] + 100, idata.posterior["s"])
+    assert idata.posterior.coords["file"].dtype.kind == "M"
     pairs = [tuple(map(str, pair)) for pair in idata.posterior.coords["pair"].values]
     assert pairs == [("a", "1"), ("b", "2")]
     read = RunStore(tmp_path / "run").to_inference_data().posterior
     np.testing.assert_array_equal(read["0 learning_rate"], idata.posterior["0 learning_rate"])
+    assert read["v"].isel(chain=[]).shape == (0, 5, 2)
+    assert read["v"].isel(chain=[]).to_numpy().shape == (0, 5, 2)
 
 
 def test_what_cannot_be_stored_is_said_at_once(tmp_path):
