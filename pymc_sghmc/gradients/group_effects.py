@@ -1,4 +1,4 @@
-"""Effects of groups given all other unknowns: where they lie, and draws of them.
+"""Effects of groups given all other unknowns: where they lie.
 
 Knows densities and rows, no chain.
 """
@@ -10,6 +10,7 @@ from pymc.pytensorf import compile, join_nonshared_inputs
 from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.effect_draws import EffectDraws, where
 from pymc_sghmc.gradients.passes import by_row
 from pymc_sghmc.models.grouped_rows import refused
 from pymc_sghmc.models.independence import STABLE
@@ -26,7 +27,6 @@ KINKS = (
     "its rows have kinks or jumps, as those of a Laplace distribution or a quantile regression, which no number of "
     "nodes suits"
 )
-FREEDOM = 5.0  # degrees of the t distribution that draws are proposed from
 
 
 class GroupEffects:
@@ -53,7 +53,8 @@ class GroupEffects:
         inputs = [graph.position, marginal.shift, numbers, *graph.rows, *graph.arrays, *graph.given]
         # of many nodes and for few calls, it takes longer to compile than to run
         self._derivatives = compile(inputs, outputs[:n], mode=STABLE, on_unused_input="ignore")
-        self._joint = density.compiled(inputs, [outputs[0] + outputs[1], *outputs[n:]])
+        joint = density.compiled(inputs, [outputs[0] + outputs[1], *outputs[n:]])
+        self.draw = EffectDraws(marginal, joint)
 
     @np.errstate(all="ignore")
     def place(self, density, data, position, factor=None) -> tuple:
@@ -157,9 +158,9 @@ class GroupEffects:
             found = likelihood + prior
             is_lower = np.isfinite(level) & ~(found >= level - ROUNDING * np.abs(level))
             if kept is not None:
-                new = [_where(is_lower, old, x) for old, x in zip(kept, new, strict=True)]
+                new = [where(is_lower, old, x) for old, x in zip(kept, new, strict=True)]
             kept, level = new, np.where(is_lower, level, found)
-            u = _where(is_lower, u, u + step)
+            u = where(is_lower, u, u + step)
             g, H, g0, H0, P, S, h = (np.nan_to_num(x, **OVERFLOW) for x in new)
             has_none = ~P.any(axis=(1, 2), keepdims=True)  # a prior without a Gaussian like it
             bowl, hill = has_none * positive(-H0), has_none * positive(H0)
@@ -169,52 +170,10 @@ class GroupEffects:
             scale = np.einsum("nab,na,nb->n", P + bowl + hill, newton, newton)
             scale = np.sqrt(np.maximum(scale, 1e-300))
             newton *= np.minimum(1.0, FARTHEST / scale)[:, None]
-            step = _where(is_lower, step / 2, newton)
+            step = where(is_lower, step / 2, newton)
             if np.einsum("nab,na,nb->n", A, step, step).max(initial=0.0) < NEAR**2:
                 break
         return u, lam, S, A, h, P
-
-    def draw(self, density, data, position, rng, n_steps=4, groups=None):
-        """Draw the numbers of all groups given all else: Metropolis steps from independent proposals.
-
-        Returns
-        -------
-        values : dict
-            Of the model's unknowns; NaN of other groups than ``groups``, where they are given. Those of
-            kept groups are the position's own.
-        accepted : float
-            Share of the steps.
-        """
-        marginal, k, shift = self.marginal, self.marginal.k, position - self.marginal.centre
-        of_units = marginal.units.groups
-        wanted = np.arange(marginal.n_groups) if groups is None else groups
-        units = np.flatnonzero(np.isin(of_units, np.setdiff1d(wanted, marginal.kept.groups)))
-        position = density.to_model(position.astype(density.dtype))
-        numbers, moved, tried = np.full((marginal.n_groups, k), np.nan), 0, 0
-        for chunk, inputs in by_row(density, data, marginal.place, units):
-            some = chunk.rows
-            empty = np.zeros((some.size, k))
-            _, mean, factor = self._joint(position, shift, empty, *inputs)
-            inverse = np.linalg.inv(factor).swapaxes(1, 2)
-            u, level = mean, np.full(some.size, -np.inf)
-            for i in range(n_steps + 1):
-                z = rng.standard_normal(empty.shape)
-                z /= np.sqrt(rng.chisquare(FREEDOM, some.size) / FREEDOM)[:, None]
-                new = mean + np.einsum("nab,nb->na", inverse, z)
-                proposal = np.log1p(np.square(z).sum(axis=1) / FREEDOM) * (FREEDOM + k) / 2
-                new_level = self._joint(position, shift, new, *inputs)[0] + proposal
-                takes = np.log(rng.random(some.size)) < new_level - level
-                u = np.where(takes[:, None], new, u)
-                level = np.where(takes, new_level, level)
-                moved, tried = moved + takes.sum() * (i > 0), tried + some.size * (i > 0)
-            numbers[of_units[some]] = u
-        drawn = density.unknowns.unravel(position, marginal.by_name(numbers))
-        return {name: drawn[name] for name in marginal.names}, moved / max(1, tried)
-
-
-def _where(units, then, otherwise):
-    """Return ``then`` of these units, and ``otherwise`` of others."""
-    return np.where(units.reshape(-1, *[1] * (then.ndim - 1)), then, otherwise)
 
 
 def positive(matrices):

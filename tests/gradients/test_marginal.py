@@ -9,11 +9,12 @@ import pytest
 
 from modes import QUIET
 from pymc.pytensorf import compile
-from scipy.special import logsumexp
+from scipy.special import expit, logsumexp
 from scipy.stats import multivariate_normal
 
 from pymc_sghmc import SGHMC, SGLD, recover_effects
 from pymc_sghmc.checks import unconstrained_point
+from pymc_sghmc.gradients import effect_draws
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
@@ -424,6 +425,39 @@ def test_normal_effects_have_the_conditional_law():
     # 24 numbers within 4.5 standard errors
     assert np.abs(draws.mean(axis=0) - mean).max() < 4.5 * (sd / n**0.5).max()
     assert np.abs(draws.std(axis=0) / sd - 1).max() < 4.5 / (2 * n) ** 0.5
+
+
+def test_effects_unlike_a_gaussian_have_the_conditional_law(monkeypatch):
+    """Midpoints of growth curves, some with two heaps or a long tail, beside a grid; and not without a look at them."""
+    rng, x = np.random.default_rng(21), np.linspace(-6, 6, 1201)
+    group, time = np.repeat(np.arange(60), 10), rng.uniform(-3, 3, 600)
+    u0 = rng.normal(0, 1, 60)
+    y = 2 * expit(4 * (time - u0[group])) + 0.6 * rng.normal(size=600)
+    with pm.Model() as model:
+        b, u = pm.Normal("b", 2, 1), pm.Normal("u", 0, 1, shape=60)
+        pm.Normal("y", b * pm.math.sigmoid(4 * (time - u[group])), 0.6, observed=y)
+    effects = named_effects(model, ["u"], model.initial_point())
+    unknowns = Unknowns([model.rvs_to_values[b]], model.initial_point())
+    gradient = minibatch_gradient(
+        model, unknowns, 100, None, {"mode": "FAST_COMPILE"}, effects_of_groups=effects
+    )
+    density, position, n = gradient.density, np.array([2.0]), 500
+    density.place_nodes(gradient.data, position)
+    by_row = -0.5 * ((y[:, None] - 2 * expit(4 * (time[:, None] - x))) / 0.6) ** 2
+    p = np.exp(np.add.reduceat(by_row, np.arange(0, 600, 10)) - 0.5 * x**2)
+    p /= p.sum(axis=1, keepdims=True)
+    mean = p @ x
+    sd = (p @ x**2 - mean**2) ** 0.5
+
+    def farthest():
+        draw = density.group_effects.draw
+        draws = [draw(density, gradient.data, position, rng)[0]["u"] for _ in range(n)]
+        return np.abs((np.mean(draws, axis=0) - mean) / sd).max() * n**0.5
+
+    assert farthest() < 4.5  # standard errors
+    monkeypatch.setattr(effect_draws, "HARD", np.inf)
+    density.group_effects.draw._hard = None
+    assert farthest() > 7
 
 
 def sampled(model, **options):
