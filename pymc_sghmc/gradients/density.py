@@ -175,12 +175,12 @@ class LogDensity:
     def condition_on(self, point) -> None:
         """Hold the unknowns that other steps sample at their values in ``point``."""
         # copies: in workers PyMC changes the arrays of a point in place
-        given = (np.array(point[name], dtype=dtype) for name, dtype in self.given_types)
-        self._give(given)
+        self._give(np.array(point[name], dtype=dtype) for name, dtype in self.given_types)
 
     def _give(self, given):
         weights = () if self.centring is None else (self.centring.weights,)
-        self.given = (*given, *weights, *(() if self.marginal is None else self.marginal.values))
+        self.others = (*given, *weights)  # set-ups depend on these beside data
+        self.given = (*self.others, *(() if self.marginal is None else self.marginal.values))
 
     def set_centring(self, weights) -> None:
         """Let positions be in the coordinates with these λ, see `Centring`."""
@@ -209,13 +209,14 @@ class LogDensity:
         return position if self.centring is None else self.centring.from_model(position)
 
     @contextmanager
-    def at(self, given):
+    def at(self, others):
         """Hold the unknowns that other steps sample at these values for a while."""
-        now, self.given = self.given, given
+        now = self.others, self.given
+        self.others, self.given = others, (*others, *self.given[len(others) :])
         try:
             yield
         finally:
-            self.given = now
+            self.others, self.given = now
 
     def __call__(self, position, prior_weight, row_weights, rows, arrays):
         """Weighted log-density and gradient."""
@@ -246,5 +247,4 @@ def _gradient(logp, variables):
 
 
 def _input_like(source, dtype, name):
-    kind = source.type
-    return kind.clone(dtype=str(dtype), shape=(None, *kind.shape[1:]))(name)
+    return source.type.clone(dtype=str(dtype), shape=(None, *source.type.shape[1:]))(name)

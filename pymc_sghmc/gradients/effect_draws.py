@@ -39,19 +39,20 @@ class EffectDraws:
         return level, mean, OverNodes(around, n_nodes, level) if n_nodes else around
 
     @np.errstate(all="ignore")
-    def _hard_units(self, density, data):
-        """Find units whose effects aren't like a Gaussian, at the centre: of several heaps, or with a long tail."""
+    def _are_hard(self, density, data):
+        """Tell which units' effects aren't like a Gaussian, at the centre: of several heaps, or with a long tail."""
         marginal = self.marginal
         if self._hard is None or self._hard[0] is not marginal.table:
             position = density.to_model(marginal.centre.astype(density.dtype))
-            shift, found = np.zeros_like(marginal.centre), [np.empty(0, int)]
-            is_kept = np.isin(marginal.units.groups, marginal.kept.groups)
-            units = np.flatnonzero(~is_kept) if marginal.k in COARSE else found[0]
+            shift, of_units = np.zeros_like(marginal.centre), marginal.units.groups
+            is_hard = np.zeros(of_units.size, dtype=bool)
+            is_kept = np.isin(of_units, marginal.kept.groups)
+            units = np.flatnonzero(~is_kept & (marginal.k in COARSE))
             for chunk, inputs in by_row(density, data, marginal.place, units):
                 given = position, shift, inputs, len(chunk.rows)
                 proposal = self._proposal(*given, COARSE[marginal.k])[-1]
-                found.append(chunk.rows[~(proposal.excess() < HARD)])
-            self._hard = marginal.table, np.concatenate(found)
+                is_hard[chunk.rows] = ~(proposal.excess() < HARD)
+            self._hard = marginal.table, is_hard
         return self._hard[1]
 
     def __call__(self, density, data, position, rng, n_steps=4, groups=None):
@@ -66,15 +67,15 @@ class EffectDraws:
             Share of the steps.
         """
         marginal, k, shift = self.marginal, self.marginal.k, position - self.marginal.centre
-        of_units = marginal.units.groups
-        wanted = np.arange(marginal.n_groups) if groups is None else groups
-        units = np.flatnonzero(np.isin(of_units, np.setdiff1d(wanted, marginal.kept.groups)))
+        of_units, is_wanted = marginal.units.groups, np.full(marginal.n_groups, groups is None)
+        if groups is not None:
+            is_wanted[groups] = True
+        is_wanted[marginal.kept.groups] = False
         position = density.to_model(position.astype(density.dtype))
         numbers, moved, tried = np.full((marginal.n_groups, k), np.nan), 0, 0
-        hard = self._hard_units(density, data)
-        easy, hard = np.setdiff1d(units, hard), np.intersect1d(units, hard)
-        for own, n_nodes in ((easy, 0), (hard, FINE.get(k))):
-            for chunk, inputs in by_row(density, data, marginal.place, own):
+        wanted, is_hard = is_wanted[of_units], self._are_hard(density, data)
+        for own, n_nodes in ((wanted & ~is_hard, 0), (wanted & is_hard, FINE.get(k))):
+            for chunk, inputs in by_row(density, data, marginal.place, np.flatnonzero(own)):
                 given = position, shift, inputs, len(chunk.rows)
                 level, u, proposal = self._proposal(*given, n_nodes)
                 last = np.full(len(chunk.rows), -np.inf)

@@ -49,7 +49,9 @@ def fingerprint(model, step, stored, coords, **numbers) -> dict:
     values = {v.name: [list(v.type.shape), v.dtype] for v in model.value_vars}
     with np.errstate(all="ignore"):
         terms = model.logp(sum=False)
-    graph = _graph(terms + model.replace_rvs_by_values(model.deterministics), arrays)
+    derived = model.deterministics
+    graph = _graph(terms + model.replace_rvs_by_values(derived), arrays)
+    graph += " ".join(["", *(variable.name for variable in derived)])
     steps = {}
     for name, value in frozen(step.sampling_state).items():
         steps[name] = _setting(value, f"step, {name}", arrays)

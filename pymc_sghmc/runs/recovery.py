@@ -86,7 +86,8 @@ def recover_effects(
         raise ValueError(
             "recover_effects: this step integrates nothing out. Make it with marginalize=."
         )
-    gradient.data.reload()  # pm.set_data may have changed the groups, which is refused
+    gradient.data.reload()  # pm.set_data may have changed the groups, which is refused, or the rows
+    step.tuner.setups.place_nodes(step.tuner.initial)
     n_wanted, rng = whole_steps("draws", draws, "draws"), get_random_generator(random_seed)
     of_groups = _checked(groups, density.marginal.n_groups)
     posterior = idata.posterior

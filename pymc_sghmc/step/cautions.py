@@ -176,17 +176,21 @@ def _warn_of_groups(sampler, marginal, tuner):
             "pm.sample(var_names=...), pass recover=False to the step, and draw them afterwards by recover_effects."
         )
     if marginal.error >= WRONG:
-        _log.warning(
-            f"{sampler}: {names} can't be integrated out well: the gradient is off by up to "
-            f"{marginal.error:.2g} posterior sds, and so may be means, as where rows of a group fit several values "
-            "of its effects. Don't trust the results before a run without marginalize, or NUTS, agrees."
-        )
+        _log.warning(_off(sampler, marginal))
     if marginal.kept.groups.size and not tuner.setup.is_near:
         _log.warning(
             f"{sampler}: the posterior isn't near a Gaussian, as where the scale of effects is hardly known. With those of "
             "groups with many rows among the unknowns chains may be lost where it is small. Pass a batch_size of as many "
             "rows as these groups have, which integrates them out, too; or sample all effects: without marginalize."
         )
+
+
+def _off(sampler, marginal):
+    return (
+        f"{sampler}: {', '.join(marginal.names)} can't be integrated out well: the gradient is off by up to "
+        f"{marginal.error:.2g} posterior sds, and so may be means, as where rows of a group fit several values "
+        "of its effects. Don't trust the results before a run without marginalize, or NUTS, agrees."
+    )
 
 
 def change(old, new, n_updates) -> SamplerWarning | None:
@@ -210,6 +214,9 @@ def notice(sampler, tuner, chain, position) -> SamplerWarning | None:
             "control variates are noisy there, and may have sent it off. Don't trust its draws from "
             'here on before a run with gradient="control_variates", or a larger batch_size, agrees.'
         )
+    marginal = tuner.gradient.density.marginal
+    if chain.n_kept == 1 and marginal is not None and marginal.error >= WRONG:
+        return words(_off(sampler, marginal))  # data may have changed since the step was made
     if chain.n_kept != 1 or chain.tuning is None or not tuner.is_tuned:
         return None
     if 0 < chain.n_tuned < FEW_DRAWS:

@@ -27,8 +27,8 @@ SIDES = -3.0, -1.5, 1.5, 3.0  # prior sds away, where other modes of groups are 
 MOST_OTHERS = 50  # groups that tell what is lost with them
 
 
-def place_nodes(gradient, start, given) -> tuple:
-    """Place nodes at the centre, or at a given one, and choose how many; return where to start from.
+def place_nodes(gradient, start, given):
+    """Place nodes at the centre, or at a given one, and choose how many.
 
     Parameters
     ----------
@@ -38,12 +38,12 @@ def place_nodes(gradient, start, given) -> tuple:
 
     Returns
     -------
-    start, given : as above
-        The start near the centre, where nodes were placed.
+    array of shape (d,) or None
+        Where nodes were placed, from where any chain's centre is near; None where there are none.
     """
     density, data = gradient.density, gradient.data
     if density.marginal is None:
-        return start, given
+        return None
     gradient.data.resize(None)
     position = start if given is None else given
     for _ in range(ROUNDS):
@@ -61,7 +61,7 @@ def place_nodes(gradient, start, given) -> tuple:
     density.set_nodes(n_nodes)
     errors = error, missed(gradient, centre, some)
     density.marginal.error = max(np.nan_to_num(errors, nan=np.inf))
-    return (position, None) if given is None else (start, given)
+    return position
 
 
 def _some_units(marginal):

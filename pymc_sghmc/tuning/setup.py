@@ -200,9 +200,13 @@ def same_inputs(key, other) -> bool:
         np.array_equal(start, start_2)
         and optimise == optimise_2
         and all(map(np.array_equal, given, given_2))
-        and len(arrays) == len(arrays_2)
-        and all(
-            a.shape == b.shape and a.__array_interface__["data"] == b.__array_interface__["data"]
-            for a, b in zip(arrays, arrays_2, strict=True)
-        )
+        and same_arrays(arrays, arrays_2)
+    )
+
+
+def same_arrays(arrays, others) -> bool:
+    """Whether arrays lie at the very same places in memory."""
+    return len(arrays) == len(others) and all(
+        a.shape == b.shape and a.__array_interface__["data"] == b.__array_interface__["data"]
+        for a, b in zip(arrays, others, strict=True)
     )

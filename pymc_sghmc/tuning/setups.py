@@ -11,7 +11,8 @@ from scipy.linalg import solve_triangular
 from pymc_sghmc.faults import NonFinite
 from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.tuning.centre import near
-from pymc_sghmc.tuning.setup import same_inputs, set_up
+from pymc_sghmc.tuning.nodes import place_nodes
+from pymc_sghmc.tuning.setup import same_arrays, same_inputs, set_up
 
 __all__ = ["Setups"]
 
@@ -39,6 +40,7 @@ class Setups:
         self._preconditioner, self.given_centre = preconditioner, centre
         self._temperature = temperature
         self.current = self._first = None
+        self._near_centre = self._placed_for = None  # where nodes were placed, and for which data
         self.made_from = None  # start, scale, highest order, other unknowns of the set-up in use
 
     def make(self, start, scale=None, highest=2):
@@ -47,9 +49,16 @@ class Setups:
         With a ``scale``, the factor of an earlier centre, ``start`` is the centre. No control
         variates are of a higher order than ``highest``.
         """
-        optimise, density = scale is None, self._gradient.density
-        given = (*density.given, *density.held)
-        key = (start, (optimise, highest), given, self._gradient.data.arrays)
+        if scale is None:
+            self.place_nodes(start)
+        density, begin = self._gradient.density, start
+        given = (*density.others, *density.held)
+        optimise = scale is None and self.given_centre is None
+        if self.given_centre is not None:
+            begin = self.given_centre
+        elif optimise and self._near_centre is not None:
+            begin = self._near_centre
+        key = (begin, (scale is None, highest), given, self._gradient.data.arrays)
         known = [s for s in (self.current, self._first) if s and same_inputs(s.key, key)]
         if known:
             self._use(known[0])
@@ -59,15 +68,25 @@ class Setups:
             self.current = set_up(
                 self._gradient,
                 [e if order <= highest else None for order, e in enumerate(self._expansions, 1)],
-                start if self.given_centre is None else self.given_centre,
+                begin,
                 key,
                 preconditioner=self._preconditioner,
-                optimise=optimise and self.given_centre is None,
+                optimise=optimise,
                 temperature=self._temperature,
                 scale=scale,
             )
-        self.made_from = (start, scale, highest, density.given)
+        self.made_from = (start, scale, highest, density.others)
         return self.current
+
+    def place_nodes(self, start):
+        """Place nodes of quadrature, if there are any, unless they were placed for these data.
+
+        From where they are any start's centre is near.
+        """
+        arrays = self._gradient.data.arrays
+        if self._placed_for is None or not same_arrays(arrays, self._placed_for):
+            self._near_centre = place_nodes(self._gradient, start, self.given_centre)
+            self._placed_for = arrays
 
     def move(self, start, highest) -> bool:
         """Let ``start`` be the centre, unless steps would have to be much shorter around it; tell.

@@ -14,7 +14,6 @@ from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
 from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.tuning.budget import ChainTuning, score
 from pymc_sghmc.tuning.centring import choose_centring
-from pymc_sghmc.tuning.nodes import place_nodes
 from pymc_sghmc.tuning.noise_around import known_of_effects
 from pymc_sghmc.tuning.options import options
 from pymc_sghmc.tuning.setups import Setups
@@ -106,7 +105,7 @@ class Tuner:
     def prepare(self) -> ChainTuning:
         """Set up for chains from the initial point, and return their first settings."""
         points = choose_centring(self.gradient, self.initial, self.setups.given_centre)
-        self.initial, self.setups.given_centre = place_nodes(self.gradient, *points)
+        self.initial, self.setups.given_centre = points
         self.setups.make_first(self.initial)
         return self._first_settings()
 
@@ -245,6 +244,6 @@ class Tuner:
         """Whether the mean of the draws has left the centre, or other unknowns their values."""
         if self.setups.given_centre is not None or self.settings.learning_rate is not None:
             return False  # the scale of a given learning rate must stay
-        if not all(map(np.array_equal, tuning.setup_from[-1], self.gradient.density.given)):
+        if not all(map(np.array_equal, tuning.setup_from[-1], self.gradient.density.others)):
             return True
         return bool(self.setups.distance(mean) > FAR)

@@ -6,6 +6,7 @@ import arviz as az
 import numpy as np
 import pymc as pm
 import pytest
+import xarray as xr
 
 from modes import QUIET
 from pymc.pytensorf import compile
@@ -633,6 +634,33 @@ def test_other_groups_after_set_data_are_refused():
         with pytest.raises(ValueError, match="other groups"):
             step.begin_chain(np.random.default_rng(0))
     assert model["u"] is u
+
+
+def test_new_data_have_nodes_of_their_own():
+    """Of normal rows a pseudo-observation is their sum, wherever nodes are placed."""
+    with pm.Model() as model:
+        u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), shape=GROUPS)
+        pm.Normal("y", u[GROUP], 1, observed=pm.Data("y_data", REAL))
+        step = SGHMC(marginalize=["u"], batch_size=20, compile_kwargs={"mode": "FAST_COMPILE"})
+        begins_there = step.tuner.setup
+        known, groups = step.tuner.gradient.density.marginal, np.unique(GROUP)
+
+        def sums(data):
+            return np.bincount(GROUP, data)[groups]
+
+        np.testing.assert_allclose(known.table[:-1, 0], sums(REAL))
+        step.begin_chain(np.random.default_rng(0))
+        step.step(model.initial_point() | {"tau_log__": np.array(1.5)})
+        assert step.tuner.setup is begins_there  # wherever a chain of the same data begins
+        pm.set_data({"y_data": 3 * REAL + 1})
+        step.begin_chain(np.random.default_rng(0))
+        step.step(model.initial_point())
+        np.testing.assert_allclose(known.table[:-1, 0], sums(3 * REAL + 1))
+        pm.set_data({"y_data": 1 - REAL})  # as where workers sampled, and have nodes of their own
+        draws = xr.Dataset({"tau": (("chain", "draw"), np.ones((1, 2)))})
+        recover_effects(SimpleNamespace(posterior=draws), step, progressbar=False)
+        np.testing.assert_allclose(known.table[:-1, 0], sums(1 - REAL))
+    assert step.chain.tuning.setup_from[-1] == ()  # a state holds nothing of a million groups
 
 
 @pytest.mark.parametrize("name", ["1|g", "int8"])

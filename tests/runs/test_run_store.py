@@ -213,12 +213,14 @@ def test_another_run_is_refused_before_anything_is_changed(
 
 
 def variant(
-    power=1, label="a", scale=1.0, names=None, rate=1e-3, inner=0.5, held=1.0, entry=1.0, first=1.0
-):
+    power=1, label="a", scale=1.0, names=None, rate=1e-3, inner=0.5, held=1.0, entry=1.0, first=1.0,
+    called=("odd", "even"),
+):  # fmt: skip
     """A script in which one thing is another."""
     with pm.Model(coords={"k": [label, "b"]}) as model:
         mu = pm.Normal("mu", 0, 1, dims="k")
-        pm.Deterministic("odd", scale * mu[0] ** power)
+        pm.Deterministic(called[0], scale * mu[0] ** power)
+        pm.Deterministic(called[1], mu[1])
         steps = pytensor.scan(
             lambda before, rate: before * rate * inner, outputs_info=mu[1], non_sequences=[mu[0]],
             n_steps=3, return_updates=False,
@@ -266,7 +268,8 @@ class Told(pytensor.graph.Op):
         ({"power": 2}, "another prior, likelihood, Deterministic or constant"),
         ({"inner": 0.25}, "another prior, likelihood, Deterministic or constant"),
         ({"label": "c"}, "the coordinates 'k' aren't those of the run"),
-        ({"names": ["mu"]}, "odd is not stored, and in the run"),
+        ({"names": ["mu"]}, "even is not stored, and in the run"),
+        ({"called": ("even", "odd")}, "another prior, likelihood, Deterministic or constant"),
         ({"rate": 1e-4}, "learning_rate is _polynomial_decay"),
         ({"held": 2.0}, "Told.data have another bytes"),
         ({"entry": 2.0}, "data of a sparse one have another bytes"),
