@@ -91,18 +91,24 @@ def read(path):
         If it isn't what was written, by its checksum.
     """
     contents = Path(path).read_bytes()
-    if _checksum(contents) != NAME.fullmatch(Path(path).name)["checksum"]:
-        raise DamagedFile(path, "its checksum is another")
+    _check(path, contents)
     with np.load(io.BytesIO(contents), allow_pickle=False) as opened:
         arrays = {name.removesuffix(END): array for name, array in opened.items()}
     return arrays, json.loads(arrays.pop(FACTS).tobytes())
 
 
 def array(path, name) -> np.ndarray:
-    """Return one array of a file; NumPy checks its bytes by the sum that ``.npz`` keeps of each."""
+    """Return one array of a file, whose checksum is looked at when it is first read."""
     try:
+        stat = os.stat(path)
+        mark = os.fspath(path), stat.st_ino, stat.st_size, stat.st_mtime_ns
+        if mark not in _checked:
+            _check(path, Path(path).read_bytes())
+            _checked.add(mark)
         with np.load(path, allow_pickle=False) as opened:
             return opened[name + END]
+    except DamagedFile:
+        raise
     except FileNotFoundError as error:
         words = "draws are read from the folder of the run when they are asked for. Has it been moved or removed?"
         raise FileNotFoundError(
@@ -113,9 +119,18 @@ def array(path, name) -> np.ndarray:
 
 
 def remove_unfinished(folder) -> None:
-    """Remove what a killed process was writing."""
-    for path in Path(folder).rglob(f"*{UNFINISHED}"):
-        path.unlink(missing_ok=True)
+    """Remove what a killed process was writing: to a folder, or to one in it."""
+    for path in [*Path(folder).glob(f"*{UNFINISHED}"), *Path(folder).glob(f"*/*{UNFINISHED}")]:
+        if NAME.fullmatch(path.name.removesuffix(UNFINISHED)):
+            path.unlink(missing_ok=True)
+
+
+_checked = set()  # files whose checksums were looked at, as they were then
+
+
+def _check(path, contents):
+    if _checksum(contents) != NAME.fullmatch(Path(path).name)["checksum"]:
+        raise DamagedFile(path, "its checksum is another")
 
 
 def _checksum(contents) -> str:

@@ -14,6 +14,7 @@ from multiprocessing.util import Finalize
 
 import numpy as np
 
+from pymc_sghmc.compat import end_with_parent
 from pymc_sghmc.runs.chain_files import ChainFiles
 from pymc_sghmc.runs.states import decoded, encoded
 
@@ -74,6 +75,7 @@ class Recorder:
         self.began = self.written = time.perf_counter()
         self.cost = 0.0
         if named:
+            end_with_parent()  # PyMC's own steps, too
             Finalize(self, self.close, exitpriority=100)
 
     def __getstate__(self):
@@ -90,6 +92,8 @@ class Recorder:
         except BaseException:
             self.close()
             raise
+        if any(getattr(one, "is_stopped", False) for one in getattr(step, "methods", [step])):
+            return point, stats  # no draw: from the last one the chain may go on, once it can
         self.made += 1
         if self.made > self.stored:
             self._record(point, stats)

@@ -5,6 +5,7 @@ Knows files and locks; no draws, no traces of PyMC's.
 
 import logging
 import os
+import re
 import secrets
 import threading
 
@@ -21,7 +22,8 @@ __all__ = ["RunFolder", "is_run"]
 _log = logging.getLogger(__name__)
 
 WAIT = 10.0  # seconds for the workers of a killed run to end, who hold its lock
-LOCK = "lock"
+LOCK = "run.lock"
+OWN = re.compile(rf"{re.escape(LOCK)}$|run-\d|chain\d+$")  # names that a run gives
 
 _holders = {}  # folders that are held, by path and thread
 
@@ -52,9 +54,10 @@ class RunFolder:
         if (earlier := _holders.get(self._key())) is not None:
             earlier.release()  # pm.sample of this thread was ended before it could do so
         names = sorted(os.listdir(self.path)) if self.path.is_dir() else []
-        if names and LOCK not in names and not is_run(self.path):
+        others = [name for name in names if not OWN.match(name)]
+        if others and not is_run(self.path):
             raise ValueError(
-                f"trace={self}: the folder has other things in it, such as {names[0]}. Give the "
+                f"trace={self}: the folder has other things in it, such as {others[0]}. Give the "
                 "run a folder of its own."
             )
         try:

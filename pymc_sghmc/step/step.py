@@ -63,10 +63,10 @@ class StochasticGradientStep(ByHandle, ChainSetup):
 
     restart_every = None  # inner steps after which ``init`` is called anew at the present position
     statistics = {}
-    default_blocked = True
     stats_dtypes_shapes = STATISTICS
     _state_class = StochasticGradientState
     arrays = property(lambda self: self.tuner.gradient.data.fixed)  # by which runs know their data
+    is_stopped = property(lambda self: self.chain.fault is not None)  # the last draw was none
     _progressbar_config = staticmethod(progressbar_config)
     _make_progressbar_update_functions = staticmethod(make_progressbar_update_functions)
 

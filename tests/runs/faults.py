@@ -176,7 +176,7 @@ def hold(folder, rng):
     begun(folder, rng)
     run_folder.WAIT = 0.2
     try:
-        with FileLock(Path(folder) / "lock"):
+        with FileLock(Path(folder) / run_folder.LOCK):
             rest(folder)
         return "it went on"
     except ValueError as error:
@@ -241,12 +241,17 @@ def orphans(folder, rng):
     """The process is killed without its workers: they end within seconds."""
     pid = in_a_process(sample, folder, 2)
     time.sleep(rng.uniform(0.3, 0.9) * seconds(2))
+    alive = killed_alone(pid)
+    return f"{alive} still live" if alive else rest(folder)
+
+
+def killed_alone(pid):
+    """Kill a process without its workers; return those that still live after three seconds."""
     workers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     os.kill(pid, signal.SIGKILL)
     end_of(pid)
     time.sleep(3)
-    alive = [w for w in workers if os.path.exists(f"/proc/{w}") and "Z" not in state(w)]
-    return f"{alive} still live" if alive else rest(folder)
+    return [w for w in workers if os.path.exists(f"/proc/{w}") and "Z" not in state(w)]
 
 
 def state(pid):

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 from functools import cache
 from pathlib import Path
@@ -163,6 +164,18 @@ def test_what_is_stored_can_be_read_at_any_time(stopped):
     np.testing.assert_array_equal(found, expected)
     assert idata.warmup_posterior.sizes["draw"] == faults.TUNE
     assert "beta" not in idata.posterior.coords and list(found.coords["k"].values) == ["a", "b"]
+
+
+def test_exchanged_contents_are_noticed_as_they_are_read(tmp_path):
+    faults.sample(tmp_path)
+    stored = RunStore(tmp_path).folder.chain(0)
+    (*_, first), (*_, second) = stored.segments[:2]
+    contents = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(contents)
+    idata = RunStore(tmp_path).to_inference_data()
+    with pytest.raises(files.DamagedFile, match="checksum is another"):
+        idata.warmup_posterior["beta"].load()
 
 
 def test_finished_run_is_given_back_and_nothing_is_written(tmp_path):
@@ -373,8 +386,9 @@ def test_what_cannot_be_stored_is_said_at_once(tmp_path):
             pm.sample(trace=RunStore(tmp_path / "run"), **options)
 
 
-def run_on_file(folder, shift=0.0, stop=None):
+def run_on_file(folder, shift=0.0, callback=None):
     """A script whose rows are in a file, written anew each time."""
+    folder.mkdir(exist_ok=True)
     path = folder / "y.bin"
     rows = np.random.default_rng(0).normal(size=300_000) + shift
     rows.tofile(path)
@@ -383,19 +397,31 @@ def run_on_file(folder, shift=0.0, stop=None):
         pm.Normal("obs", mu, 1, observed=y)
         data = {"y": np.memmap(path, float, "r")}
         step = SGHMC(batch_size=20, data=data, compile_kwargs={"mode": "FAST_COMPILE"})
-        options = {"callback": stop_at(150)} if stop else {}
         return pm.sample(
-            200, tune=60, chains=1, step=step, random_seed=1, progressbar=False,
-            compute_convergence_checks=False, trace=RunStore(folder / "run"), **options,
+            200, tune=60, chains=1, step=step, random_seed=1, progressbar=False, callback=callback,
+            compute_convergence_checks=False, trace=RunStore(folder / "run"),
         )  # fmt: skip
 
 
 def test_other_data_in_the_same_file_are_refused(tmp_path):
     with pytest.raises(MemoryError):
-        run_on_file(tmp_path, stop=True)
+        run_on_file(tmp_path, callback=stop_at(150))
     with pytest.raises(ValueError, match=r"rows' array 0.*y\.bin.* have another bytes"):
         run_on_file(tmp_path, shift=3.0)
     assert abs(run_on_file(tmp_path).posterior["mu"].mean()) < 0.1  # written anew, but the same
+
+
+def test_a_chain_that_stopped_goes_on_from_its_last_draw_once_it_can(tmp_path, caplog):
+    """What PyMC is handed where a draw can't be made, the last one again, isn't a draw."""
+
+    def cut(trace, draw):
+        if draw.draw_idx == 150:
+            os.truncate(tmp_path / "cut" / "y.bin", 8)
+
+    stopped = run_on_file(tmp_path / "cut", callback=cut)
+    assert stopped.posterior.sizes["draw"] == 91 and "has become shorter" in caplog.text
+    again, whole = (run_on_file(tmp_path / folder).posterior["mu"] for folder in ("cut", "whole"))
+    np.testing.assert_array_equal(again, whole)
 
 
 def test_the_same_model_built_again_goes_on(stopped):
@@ -406,17 +432,43 @@ def test_the_same_model_built_again_goes_on(stopped):
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
-    (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(ValueError, match=r"the folder has other things in it, such as thesis\.tex"):
-        faults.sample(tmp_path)
-    assert contents(tmp_path) == {"thesis.tex": b"x"}
+    for name in ("lock", "thesis.tex", "chapter.unfinished"):
+        (tmp_path / name).write_text("x")
+        before = contents(tmp_path)
+        with pytest.raises(ValueError, match="the folder has other things in it, such as"):
+            faults.sample(tmp_path)
+        assert contents(tmp_path) == before
     with pytest.raises(ValueError, match="no run is stored there"):
         RunStore(tmp_path / "nothing").to_inference_data()
 
 
+def test_what_others_left_unfinished_in_a_run_stays(stopped):
+    names = "paper.unfinished", "chain0/paper.unfinished", "old/draws-1-0-0123456789abcdef.npz"
+    (stopped / "old").mkdir()
+    for name in names:
+        (stopped / name).write_text("x")
+    own = stopped / "chain0" / "draws-1-0-0123456789abcdef.npz.unfinished"
+    own.write_text("x")
+    assert faults.rest(stopped) == ""
+    assert not own.exists() and all((stopped / name).read_text() == "x" for name in names)
+
+
+def sample_by_metropolis(folder):
+    with faults.model():
+        trace = {"trace": RunStore(folder), "draws": 10**6, "cores": 2}
+        pm.sample(step=pm.Metropolis(), **faults.OPTIONS | trace)
+
+
+def test_workers_of_any_step_end_with_their_parent(tmp_path):
+    pid, began = faults.in_a_process(sample_by_metropolis, tmp_path), time.monotonic()
+    while len(list(tmp_path.rglob("state-*"))) < 2 and time.monotonic() < began + 60:
+        time.sleep(0.05)
+    assert faults.killed_alone(pid) == []
+
+
 def test_an_earlier_run_of_this_process_does_not_keep_the_folder(tmp_path):
     folders = [run_folder.RunFolder(tmp_path / "run") for _ in range(2)]
-    other = FileLock(tmp_path / "run" / "lock", timeout=0)
+    other = FileLock(tmp_path / "run" / run_folder.LOCK, timeout=0)
     for folder in folders:  # as after an error before any draw
         folder.hold()
         with pytest.raises(Timeout):
@@ -491,7 +543,7 @@ def test_files_that_are_missing_or_of_another_run_are_noticed(two_runs, tmp_path
 
 
 def test_a_copy_without_the_lock_goes_on(stopped):
-    (stopped / "lock").unlink()
+    (stopped / run_folder.LOCK).unlink()
     assert faults.difference(faults.sample(stopped)) == ""
 
 
