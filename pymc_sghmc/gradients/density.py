@@ -72,6 +72,10 @@ class LogDensity:
         Unknowns that are integrated out, group by group, see `Marginal`.
     """
 
+    # whether what rows say, and what they say of integrated effects, depends on other steps' unknowns
+    likelihood_needs_others = property(lambda self: bool(self.needed_by_likelihood))
+    nodes_need_others = property(lambda self: bool(self.marginal and self.needed_by_likelihood))
+
     def __init__(
         self,
         model,
@@ -163,11 +167,6 @@ class LogDensity:
         return self.graph is not None
 
     @property
-    def likelihood_needs_others(self) -> bool:
-        """Whether the rows' log-likelihood depends on unknowns that other steps sample."""
-        return bool(self.needed_by_likelihood)
-
-    @property
     def held(self) -> tuple:
         """Values, now, of the model's data containers that aren't cut into minibatches."""
         return shared_values(self.function, self._n_inputs)
@@ -192,12 +191,13 @@ class LogDensity:
 
         With a ``factor``, L with LLᵀ near the posterior covariance, they follow what moves from there.
         """
-        tables = self.group_effects.place(self, data, position, factor)
-        self.set_nodes(self.marginal.n_nodes, tables)
+        self.set_nodes(
+            self.marginal.n_nodes, self.group_effects.place(self, data, position, factor)
+        )
 
-    def set_nodes(self, n_nodes, tables=None) -> None:
+    def set_nodes(self, n_nodes, placed=None) -> None:
         """Let quadrature have so many nodes, around these pseudo-observations: see `Marginal`."""
-        self.marginal.use(n_nodes, tables)
+        self.marginal.use(n_nodes, placed)
         self._give(self.given[: len(self.given_types)])
 
     def to_model(self, position):

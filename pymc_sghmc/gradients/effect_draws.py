@@ -42,7 +42,7 @@ class EffectDraws:
     def _are_hard(self, density, data):
         """Tell which units' effects aren't like a Gaussian, at the centre: of several heaps, or with a long tail."""
         marginal = self.marginal
-        if self._hard is None or self._hard[0] is not marginal.table:
+        if self._hard is None or self._hard[0] is not marginal.slopes:
             position = density.to_model(marginal.centre.astype(density.dtype))
             shift, of_units = np.zeros_like(marginal.centre), marginal.units.groups
             is_hard = np.zeros(of_units.size, dtype=bool)
@@ -52,7 +52,7 @@ class EffectDraws:
                 given = position, shift, inputs, len(chunk.rows)
                 proposal = self._proposal(*given, COARSE[marginal.k])[-1]
                 is_hard[chunk.rows] = ~(proposal.excess() < HARD)
-            self._hard = marginal.table, is_hard
+            self._hard = marginal.slopes, is_hard
         return self._hard[1]
 
     def __call__(self, density, data, position, rng, n_steps=4, groups=None):

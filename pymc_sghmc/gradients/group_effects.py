@@ -58,7 +58,7 @@ class GroupEffects:
 
     @np.errstate(all="ignore")
     def place(self, density, data, position, factor=None) -> tuple:
-        """Return pseudo-observations, their slopes and the position, as `Marginal.use` takes them.
+        """Return pseudo-observations, their slopes, the position and modes, as `Marginal.use` takes them.
 
         Slopes are those between half a posterior sd to either side, of which ``factor`` tells; without
         it there are none.
@@ -66,10 +66,12 @@ class GroupEffects:
         marginal, position = self.marginal, position.astype(float)
         k, d, table = marginal.k, position.size, np.zeros_like(marginal.table)
         slopes, is_smooth, is_straight = np.zeros((len(table), k, d)), False, True
+        modes = np.zeros((len(table), k))
         all_of_them = np.arange(marginal.n_integrated)
         for chunk, inputs in by_row(density, data, marginal.place, all_of_them):
             units, start = chunk.rows, np.zeros((chunk.rows.size, k))
             u, *parts, P = self._found(density, position, start, inputs)
+            modes[units] = u
             table[units], lam = self._pseudo_observations(u, *parts)
             if not is_smooth:
                 is_smooth, bends = self._looked_at(density, position, u, P, inputs)
@@ -80,7 +82,20 @@ class GroupEffects:
             raise refused(marginal.rows.effects[0], KINKS)
         slopes = slopes.reshape(len(table), k * d)
         # where nothing can be told, nodes are those of the prior, and don't move
-        return _finite(table), _finite(slopes), position
+        return _finite(table), _finite(slopes), position, _finite(modes)
+
+    @np.errstate(all="ignore")
+    def follow(self, density, data, position):
+        """Let nodes lie where effects are now, given a position and what other steps have sampled."""
+        marginal, position = self.marginal, position.astype(float)
+        table, units = np.zeros_like(marginal.table), np.arange(marginal.n_integrated)
+        shift = (position - marginal.centre).astype(float)
+        for chunk, inputs in by_row(density, data, marginal.place, units):
+            u, *parts, _ = self._found(density, position, marginal.modes[chunk.rows], inputs)
+            table[chunk.rows] = self._pseudo_observations(u, *parts)[0]
+        by_unknown = marginal.slopes.reshape(len(table), marginal.k, position.size)
+        table[:, : marginal.k] -= by_unknown @ shift  # which is added where nodes are placed
+        density.set_nodes(marginal.n_nodes, (_finite(table), *marginal.placed[1:]))
 
     @np.errstate(all="ignore")
     def elsewhere(self, density, data, position, units, side) -> tuple:

@@ -55,6 +55,8 @@ class Marginal:
         How fast the former changes with θ: nodes follow all unknowns.
     centre : array of shape (d,)
         θ̂, where both were found.
+    modes : array of shape (n_integrated + 1, k)
+        Of groups' numbers, from where they are looked for again; all four are ``placed`` together.
     choice : tuple of int
         How many nodes of quadrature there may be for each number of a group; ``n_nodes`` there are.
     error : float
@@ -67,8 +69,8 @@ class Marginal:
         self.n_groups = rows.n_groups
         self.n_units = int(np.count_nonzero(units.count))
         self.n_integrated = self.n_units - np.count_nonzero(units.kept >= 0)
-        self.table = np.zeros((self.n_integrated + 1, self.k + self.k * (self.k + 1) // 2))
-        self.slopes, self.centre = np.zeros((self.n_integrated + 1, self.k * d)), np.zeros(d)
+        n_columns = self.k + self.k * (self.k + 1) // 2, self.k * d, self.k
+        table, slopes, modes = (np.zeros((self.n_integrated + 1, n)) for n in n_columns)
         self._effects = [(e.value.name, e.value.dtype, e.shape, e.axis) for e in rows.effects]
         self._symbols = [pt.lvector(name) for name in units._fields]
         self._table = pt.dmatrix("pseudo_observations")
@@ -79,12 +81,12 @@ class Marginal:
         self.shift = pt.dvector("shift")  # θ − θ̂, to be put in where θ is one vector
         self.error, self.follows = 0.0, rows.n_seen == self.k
         self.choice = N_NODES if self.k <= 3 else FEW_NODES
-        self.use(self.choice[0])
+        self.use(self.choice[0], (table, slopes, np.zeros(d), modes))
 
-    def use(self, n_nodes, tables=None):
-        """Take so many nodes for each number of a group, and pseudo-observations, their slopes and θ̂."""
-        if tables is not None:
-            self.table, self.slopes, self.centre = tables
+    def use(self, n_nodes, placed=None):
+        """Take so many nodes for each number of a group, and where they are ``placed``."""
+        self.placed = self.placed if placed is None else placed
+        self.table, self.slopes, self.centre, self.modes = self.placed
         x, w = np.polynomial.hermite_e.hermegauss(n_nodes)
         self.n_nodes = n_nodes
         self._x = np.array(list(product(x, repeat=self.k)))

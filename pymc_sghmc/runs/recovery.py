@@ -87,17 +87,19 @@ def recover_effects(
             "recover_effects: this step integrates nothing out. Make it with marginalize=."
         )
     gradient.data.reload()  # pm.set_data may have changed the groups, which is refused, or the rows
-    step.tuner.setups.place_nodes(step.tuner.initial)
+    if not density.nodes_need_others:  # else they follow each draw
+        step.tuner.setups.place_nodes(step.tuner.initial)
     n_wanted, rng = whole_steps("draws", draws, "draws"), get_random_generator(random_seed)
     of_groups = _checked(groups, density.marginal.n_groups)
     posterior = idata.posterior
     posterior = posterior.to_dataset() if hasattr(posterior, "to_dataset") else posterior
-    wanted = [v for v in model.value_vars if v.name in step.unknowns.names]
+    names = {*step.unknowns.names, *(name for name, _ in density.given_types)}
+    wanted = [v for v in model.value_vars if v.name in names]
     rvs = [model.values_to_rvs[value] for value in wanted]
     if missing := [rv.name for rv in rvs if rv.name not in posterior]:
         raise ValueError(
-            f"recover_effects: the posterior has no draws of {quoted(missing)}, of which the step samples "
-            "all, or those of groups with very many rows. Leave out var_names= in pm.sample, or name them."
+            f"recover_effects: the posterior has no draws of {quoted(missing)}, of which effects "
+            "depend, or those of groups with very many rows. Leave out var_names= in pm.sample, or name them."
         )
     n = posterior.sizes["draw"]
     thinned = posterior.isel(draw=np.unique(np.linspace(0, n - 1, min(n, n_wanted)).astype(int)))
@@ -116,7 +118,9 @@ def recover_effects(
                 *(x[at].astype(rv.dtype) for x, rv in zip(inputs, rvs, strict=True))
             )
             point = {v.name: x for v, x in zip(wanted, values, strict=True)}
+            density.condition_on(point)
             position = density.from_model(step.unknowns.ravel(point))
+            step.tuner.setups.follow(position)
             known = density, gradient.data, position, rng
             drawn = density.group_effects.draw(*known, groups=of_groups)[0]
             if of_groups is not None:

@@ -110,11 +110,12 @@ def missed(gradient, centre, some) -> float:
         )
         if not others.size:
             continue
-        tables = marginal.table.copy(), marginal.slopes, marginal.centre
+        present = marginal.placed
+        tables = present[0].copy(), *present[1:]
         tables[0][others] = there
         few = others[:: 1 + others.size // MOST_OTHERS]
         sides = []
-        for placed in (tables, (marginal.table, *tables[1:])):  # those of all last: they stay
+        for placed in (tables, present):  # those of all last: they stay
             density.set_nodes(marginal.n_nodes, placed)
             of_units = [
                 gradient.passes.of_rows(position, marginal.place, few[[i]]) for i in range(few.size)

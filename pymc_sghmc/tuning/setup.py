@@ -64,6 +64,7 @@ class Setup(NamedTuple):
     noise: Noise
     far_limit: float = np.inf  # of the learning rate, by the curvature far out
     is_near: bool = True  # whether far out it is like a Gaussian, where that was asked
+    nodes: tuple | None = None  # how many for each number of a group, and where: see `Marginal.use`
 
 
 def set_up(
@@ -161,11 +162,12 @@ def set_up(
     far_limit = np.inf
     if kind is not None and gradient.density.centring is not None:
         far_limit = _far_limit(gradient.passes, centre, coordinates.factor)
-    is_near = True
-    if kind is not None and gradient.density.marginal is not None and dense:
+    is_near, marginal = True, gradient.density.marginal
+    if kind is not None and marginal is not None and dense:
         wall, is_near = walls(gradient.passes, centre)
         far_limit = min(far_limit, wall)
-    return Setup(key, centre, coordinates, phi, *slopes, passes, noise, far_limit, is_near)
+    nodes = None if marginal is None else (marginal.n_nodes, marginal.placed)
+    return Setup(key, centre, coordinates, phi, *slopes, passes, noise, far_limit, is_near, nodes)
 
 
 def _extreme_curvatures(passes, centre, factor):

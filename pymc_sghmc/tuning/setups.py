@@ -49,11 +49,11 @@ class Setups:
         With a ``scale``, the factor of an earlier centre, ``start`` is the centre. No control
         variates are of a higher order than ``highest``.
         """
-        if scale is None:
-            self.place_nodes(start)
         density, begin = self._gradient.density, start
         given = (*density.others, *density.held)
         optimise = scale is None and self.given_centre is None
+        if scale is None and not density.nodes_need_others:
+            self.place_nodes(start)
         if self.given_centre is not None:
             begin = self.given_centre
         elif optimise and self._near_centre is not None:
@@ -65,6 +65,8 @@ class Setups:
         else:
             if not self.is_finite_at(start):
                 raise NonFinite(start, start, np.nan)
+            if density.nodes_need_others:
+                begin = place_nodes(self._gradient, begin, None if optimise else begin)
             self.current = set_up(
                 self._gradient,
                 [e if order <= highest else None for order, e in enumerate(self._expansions, 1)],
@@ -81,12 +83,19 @@ class Setups:
     def place_nodes(self, start):
         """Place nodes of quadrature, if there are any, unless they were placed for these data.
 
-        From where they are any start's centre is near.
+        From where they are any start's centre is near. Where rows depend on what other steps sample each
+        set-up has its own.
         """
         arrays = self._gradient.data.arrays
         if self._placed_for is None or not same_arrays(arrays, self._placed_for):
             self._near_centre = place_nodes(self._gradient, start, self.given_centre)
             self._placed_for = arrays
+
+    def follow(self, position):
+        """Let nodes lie where effects are given what other steps have sampled, if rows depend on that."""
+        density = self._gradient.density
+        if density.nodes_need_others:
+            density.group_effects.follow(density, self._gradient.data, position)
 
     def move(self, start, highest) -> bool:
         """Let ``start`` be the centre, unless steps would have to be much shorter around it; tell.
@@ -106,6 +115,8 @@ class Setups:
 
     def _use(self, setup):
         self.current = setup
+        if setup.nodes is not None:
+            self._gradient.density.set_nodes(*setup.nodes)
         for expansion, anchor in zip(self._expansions, setup.anchors, strict=True):
             if expansion is not None:
                 expansion.anchor = anchor

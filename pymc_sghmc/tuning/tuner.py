@@ -121,6 +121,7 @@ class Tuner:
                 position = self.setups.start(rng)
         elif tuning.setup_from is not self.setups.made_from:
             self.setups.restore(tuning.setup_from)
+        self.setups.follow(position)
         if self.gradient.density.likelihood_needs_others and tuning.order:
             self.gradients[tuning.order].move_anchor()
         return tuning, position

@@ -732,6 +732,33 @@ def test_other_steps_see_effects_while_tuning_too():
     assert (np.std(seen[:15], axis=0) > 0).all()
 
 
+def test_nodes_follow_what_other_steps_sample():
+    """Of normal rows the pseudo-observation is known, and with a small σ the effects are, too."""
+    groups = np.unique(GROUP)
+    with pm.Model() as model:
+        b, tau, sigma = pm.Normal("b", 0, 9), pm.HalfNormal("tau", 1), pm.HalfNormal("sigma", 9)
+        u = pm.Normal("u", 0, tau, shape=GROUPS)
+        pm.Normal("y", b * X + u[GROUP], sigma, observed=REAL)
+        options = {"batch_size": 20, "compile_kwargs": {"mode": "FAST_COMPILE"}}
+        step = SGHMC([tau, sigma, u], marginalize="u", **options)
+        point, known = model.initial_point(), step.tuner.gradient.density.marginal
+        for value in 5.0, -2.0, 30.0:
+            point |= {"b": np.array(value)}
+            start = step.tuner.gradient.density.from_model(step.unknowns.ravel(point))
+            point, _ = step.step(point)
+            place = step.unknowns.names.index("sigma_log__")
+            now = known.table[:-1, 0] + known.slopes[:-1] @ (start - known.centre)
+            expected = np.bincount(GROUP, REAL - value * X)[groups] / np.exp(2 * start[place])
+            if value != 5.0:  # where a chain begins it goes elsewhere first
+                np.testing.assert_allclose(now, expected, rtol=1e-6, atol=1e-8)
+        values = {"b": [5.0, -2.0], "tau": [1.0, 1.0], "sigma": [1e-3, 1e-3]}
+        draws = xr.Dataset({k: (("chain", "draw"), [x]) for k, x in values.items()})
+        found = recover_effects(SimpleNamespace(posterior=draws), step, progressbar=False)["u"]
+    for i, value in enumerate(values["b"]):
+        expected = np.bincount(GROUP, REAL - value * X)[groups] / np.bincount(GROUP)[groups]
+        np.testing.assert_allclose(found[0, i, groups], expected, atol=0.01)  # ten sds
+
+
 def test_effects_are_left_out_and_recovered():
     model, _, z = normal_groups()
     step, idata = sampled(model, marginalize="z", recover=False)
