@@ -27,8 +27,9 @@ from pymc_sghmc.models.likelihoods import (
     refuse_imputed,
 )
 
-__all__ = ["Group", "minibatch_log_density"]
+__all__ = ["ALL_ROWS", "Group", "minibatch_log_density"]
 
+ALL_ROWS = 2**63 - 1  # a batch size for where likelihoods are cut only to integrate effects out
 FIRST_SIZE = 500  # rows in a minibatch, before it is known how noisy they are
 FEW_ROWS = 100  # so many are used whole
 
@@ -132,10 +133,9 @@ def _total(terms):
 
 def _choose(model, candidates, batch_size, from_minibatch, lengths) -> tuple[list[Group], list]:
     """Group the candidates by their rows, give each group its batch size and cut its terms."""
-    by_rows = {}
+    by_rows, groups, used = {}, [], []
     for variable, candidate in candidates.items():
         by_rows.setdefault((candidate.n_rows, candidate.count), []).append(variable)
-    groups, used = [], []
     sizes = _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch, lengths)
     for (n_rows, count), size in sizes.items():
         members = by_rows[n_rows, count]
@@ -182,11 +182,12 @@ def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch, lengths
         f"{quoted(dict.fromkeys(labels[key]))} with {key[0]} rows" for key in by_rows
     )
     if not by_rows:
+        what = "marginalize" if batch_size == ALL_ROWS else f"batch_size={batch_size!r}"
         raise ValueError(
-            f"batch_size={batch_size!r}: no likelihood of this model has rows to cut into "
-            "minibatches. Rows lie on the leading axis of an observed variable with one "
-            "log-likelihood each; a time series, a Gaussian process or a scalar has none. "
-            "Leave batch_size out to use all data at every step, or use NUTS."
+            f"{what}: no likelihood of this model has rows that can be told apart. Rows lie on the leading axis "
+            "of an observed variable with one log-likelihood each; a time series, a Gaussian process, a "
+            f"pm.Potential or a scalar has none. Leave {what.partition('=')[0]} out to use all data at every "
+            "step, or use NUTS."
         )
     if batch_size == "auto":
         if from_minibatch:
@@ -196,7 +197,7 @@ def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch, lengths
             )
         return {key: _first_size(key[0]) for key in by_rows}
     if not isinstance(batch_size, Mapping):
-        if len(by_rows) > 1 and batch_size is not None:
+        if len(by_rows) > 1 and batch_size not in (None, ALL_ROWS):
             raise ValueError(
                 f"batch_size={batch_size!r}: the likelihoods have different numbers of rows: "
                 f"{listing}. Name the groups: batch_size={{name: n, ...}}; a group that isn't "
@@ -206,8 +207,7 @@ def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch, lengths
             key: key[1] if batch_size is None else checked_size(batch_size, key) for key in by_rows
         }
 
-    unknown = [name for name in batch_size if not any(name in ls for ls in labels.values())]
-    if unknown:
+    if unknown := [x for x in batch_size if not any(x in ls for ls in labels.values())]:
         raise ValueError(
             f"batch_size={dict(batch_size)!r}: {unknown[0]!r} names no group of rows. "
             f"This model has: {listing}."

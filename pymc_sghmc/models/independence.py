@@ -128,6 +128,11 @@ def not_sliceable(model, name, n_rows, reason) -> ValueError:
     by_row = [name for name, value in own.items() if shapes[value][:1] == (n_rows,)]
     hint = f" {_integrate_by_row(by_row, n_rows)}" if by_row else ""
     first_line = str(reason).strip().splitlines()[0] if str(reason).strip() else repr(reason)
+    if isinstance(reason, IndexError) or "out of bounds" in first_line:
+        return ValueError(
+            f"The likelihood of {name!r} picks entries by number, as u[group], and some rows have a number for which "
+            f"there is no entry ({first_line}). They count from 0: give the unknown one entry more than the largest."
+        )
     return ValueError(
         f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows.{hint} "
         "Data of the likelihood need their rows on the leading axis, in the same order. Else "

@@ -31,8 +31,11 @@ def named_effects(model, names, point) -> list:
         rv = next((rv for rv in model.free_RVs if rv.name == name), None)
         if rv is None:
             known = [rv.name for rv in model.free_RVs if rv.type.ndim > 0]
+            behind = ancestors([v for v in model.deterministics if v.name == name])
+            made_of = [rv.name for rv in model.free_RVs if rv.name in known and rv in behind]
+            of = f", but computed from {quoted(made_of)}" if made_of else ""
             raise ValueError(
-                f"marginalize={given!r}: {name!r} is no unknown of the model. Name the unknowns that "
+                f"marginalize={given!r}: {name!r} is no unknown of the model{of}. Name the unknowns that "
                 f"have a prior of their own, of several entries: {quoted(known) or 'there are none'}."
             )
         value = model.rvs_to_values[rv]

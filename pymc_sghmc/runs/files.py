@@ -92,9 +92,12 @@ def read(path):
     """
     contents = Path(path).read_bytes()
     _check(path, contents)
-    with np.load(io.BytesIO(contents), allow_pickle=False) as opened:
-        arrays = {name.removesuffix(END): array for name, array in opened.items()}
-    return arrays, json.loads(arrays.pop(FACTS).tobytes())
+    try:
+        with np.load(io.BytesIO(contents), allow_pickle=False) as opened:
+            arrays = {name.removesuffix(END): array for name, array in opened.items()}
+        return arrays, json.loads(arrays.pop(FACTS).tobytes())
+    except Exception as error:  # not written by this package: its checksum is right
+        raise DamagedFile(path, error) from error
 
 
 def array(path, name) -> np.ndarray:

@@ -55,7 +55,9 @@ def fingerprint(model, step, stored, coords, **numbers) -> dict:
     steps = {}
     for name, value in frozen(step.sampling_state).items():
         steps[name] = _setting(value, f"step, {name}", arrays)
-    for i, method in enumerate(getattr(step, "methods", [step])):
+    methods = getattr(step, "methods", [step])
+    for i, method in enumerate(methods):
+        steps[f"{i}: step" if len(methods) > 1 else "step"] = type(method).__name__
         for k, array in enumerate(getattr(method, "arrays", ())):
             arrays[f"step {i}, rows' array {k}, shape {np.shape(array)}"] = np.asarray(array)
     return {
@@ -80,8 +82,10 @@ def different(stored, new) -> str:
         return f"{name}={now}, and the run in it has {name}={old}"
     for name, old, now in _others(stored, new, "unknowns", "none"):
         return f"the model's unknown {name} is {now}, and in the run {old} (shape, dtype)"
-    for name, old, now in _others(stored, new, "step", "none"):
-        return f"the step's {name.rpartition(': ')[2]} is {now}, and in the run {old}"
+    of_steps = _others(stored, new, "step", "none")
+    for name, old, now in sorted(of_steps, key=lambda found: _is_setting(found[0])):
+        what = f"the step's {name.rpartition(': ')[2]}" if _is_setting(name) else "the step"
+        return f"{what} is {now}, and in the run {old}"
     for name, old, now in _others(stored, new, "stored", "not stored"):
         return f"{name} is {now}, and in the run {old} (var_names, or shape, dtype and dims)"
     for name, *_ in _others(stored, new, "coords"):
@@ -103,6 +107,11 @@ def different(stored, new) -> str:
     return ""
 
 
+def _is_setting(name) -> bool:
+    """Whether it is a setting of a step, not the step itself."""
+    return name != "step" and not name.endswith(": step")
+
+
 def _others(stored, new, part, nothing=None):
     """Yield what differs in a part of two fingerprints: its name, and both values."""
     for name in sorted(stored[part].keys() | new[part].keys()):
@@ -113,6 +122,8 @@ def _others(stored, new, part, nothing=None):
 
 def _setting(value, name, arrays):
     """Return a setting as JSON; data go to the arrays, and of what can't be stored its type counts."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, dict):
         return {str(k): _setting(v, f"{name} {k!r}", arrays) for k, v in value.items()}
     if isinstance(value, np.ndarray):

@@ -10,6 +10,7 @@ import re
 import sys
 import time
 
+from contextlib import suppress
 from multiprocessing.util import Finalize
 
 import numpy as np
@@ -76,7 +77,7 @@ class Recorder:
         self.cost = 0.0
         if named:
             end_with_parent()  # PyMC's own steps, too
-            Finalize(self, self.close, exitpriority=100)
+            Finalize(self, self._close_at_exit, exitpriority=100)
 
     def __getstate__(self):
         return {**self.__dict__, "files": None, "passing": None, "buffer": [], "_traces": None}
@@ -181,6 +182,10 @@ class Recorder:
         """Write what waits: the draws alone, as the step may be in the middle of the next one."""
         if self.files is not None:
             self._write_draws()
+
+    def _close_at_exit(self):
+        with suppress(OSError):  # which has been told, or loses draws that are made again
+            self.close()
 
 
 def recorded(step, recorder):

@@ -78,9 +78,13 @@ def recover_effects(
     if not hasattr(step, "tuner") or not hasattr(idata, "posterior"):
         raise TypeError(
             f"recover_effects({type(idata).__name__}, {type(step).__name__}): the first must be what pm.sample gave "
-            "back, the second the step with marginalize; of several steps, that one."
+            "back, as a whole, the second the step with marginalize; of several steps, that one."
         )
-    model, gradient = modelcontext(model), step.tuner.gradient
+    try:
+        model, gradient = modelcontext(model), step.tuner.gradient
+    except TypeError:
+        words = "recover_effects: call it within `with model:`, or pass model=."
+        raise TypeError(words) from None
     density = gradient.density
     if density.marginal is None:
         raise ValueError(

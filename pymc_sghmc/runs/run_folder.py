@@ -42,7 +42,7 @@ class RunFolder:
     """
 
     def __init__(self, path):
-        self.path, self._lock = Path(path).absolute(), None
+        self.path, self._lock = Path(path).expanduser().absolute(), None
 
     def __str__(self):
         return f"RunStore({os.fspath(self.path)!r})"

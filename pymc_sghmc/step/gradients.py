@@ -1,7 +1,5 @@
 """From a sampler's arguments to its gradients. Knows arguments and gradients, no chain."""
 
-import sys
-
 import numpy as np
 
 from pymc_sghmc.checks import quoted
@@ -9,6 +7,7 @@ from pymc_sghmc.gradients.centring import not_an_effect
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
 from pymc_sghmc.gradients.second_order import second_order
+from pymc_sghmc.models.contract import ALL_ROWS
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.step.effects import tell_of_groups
 
@@ -35,7 +34,7 @@ def gradients(model, unknowns, point, given, preconditioner, effects=()) -> tupl
     may_centre = centring is not None and (isinstance(preconditioner, str) or centring != "auto")
     rows = given["batch_size"]
     if rows is None and effects and not minibatch_outputs([model.logp()]):
-        rows = sys.maxsize  # groups are cut out of all data, too
+        rows = ALL_ROWS  # groups are cut out of all data, too
     plain = minibatch_gradient(
         model,
         unknowns,

@@ -591,6 +591,43 @@ def test_what_is_no_effect_of_groups_is_refused(build):
         SGHMC(marginalize=["u", "v"] if build in (six_numbers, kinks) else "u", batch_size=20)
 
 
+def beyond(u, tau):
+    pm.Normal("y", u[GROUP + 8], 1, observed=REAL)
+
+
+def by_potential(u, tau):
+    pm.Potential("y", pm.logp(pm.Normal.dist(u[GROUP], 1), REAL).sum())
+
+
+def by_offset(u, tau):
+    v = pm.Deterministic("v", u * tau)
+    pm.Normal("y", v[GROUP], 1, observed=REAL)
+
+
+TOLD = {
+    beyond: "'y' picks entries by number.*out of bounds",
+    by_potential: "marginalize: no likelihood of this model has rows.*a pm.Potential",
+    by_offset: "'v' is no unknown of the model, but computed from 'u'. Name",
+}
+
+
+@pytest.mark.parametrize("build", TOLD, ids=lambda build: build.__name__)
+def test_what_is_amiss_is_told_without_a_batch_size(build):
+    with with_group(build), pytest.raises(ValueError, match=TOLD[build]):
+        SGHMC(marginalize="v" if build is by_offset else "u")
+
+
+def test_other_likelihoods_may_have_other_rows():
+    with with_group(gaussian_of_the_scale):
+        step = SGHMC(marginalize="u", compile_kwargs={"mode": "FAST_COMPILE"})
+    assert step.tuner.gradient.data.n_rows == [np.unique(GROUP).size, 17]
+
+
+def gaussian_of_the_scale(u, tau):
+    pm.Normal("y", u[GROUP], 1, observed=REAL)
+    pm.Normal("w", tau, 1, observed=np.zeros(17))
+
+
 @pytest.mark.parametrize("prior", [
     lambda: pm.ZeroSumNormal("u", shape=GROUPS),
     lambda: pm.GaussianRandomWalk("u", sigma=1, init_dist=pm.Normal.dist(0, 1), shape=GROUPS),

@@ -22,7 +22,7 @@ from conftest import ROOT
 from filelock import FileLock, Timeout
 from scipy.sparse import csr_matrix
 
-from pymc_sghmc import QNHMC, SGHMC, RunStore, resume, schedules
+from pymc_sghmc import QNHMC, SGHMC, SGLD, RunStore, resume, schedules
 from pymc_sghmc.runs import files, recorder, run_folder
 from pymc_sghmc.runs.states import decoded, encoded
 from pymc_sghmc.runs.stored_draws import rectangle
@@ -424,9 +424,15 @@ def test_a_chain_that_stopped_goes_on_from_its_last_draw_once_it_can(tmp_path, c
     np.testing.assert_array_equal(again, whole)
 
 
+def test_another_sampler_is_told_before_its_settings(stopped):
+    with other_model(), pytest.raises(ValueError, match="the step is SGLD, and in the run SGHMC"):
+        step = SGLD(batch_size=20, n_steps=2, compile_kwargs={"mode": "FAST_COMPILE"})
+        pm.sample(step=step, trace=RunStore(stopped), cores=1, **faults.OPTIONS)
+
+
 def test_the_same_model_built_again_goes_on(stopped):
     with other_model():
-        step = SGHMC(batch_size=20, n_steps=2, compile_kwargs={"mode": "FAST_COMPILE"})
+        step = SGHMC(batch_size=np.int64(20), n_steps=2, compile_kwargs={"mode": "FAST_COMPILE"})
         idata = pm.sample(step=step, trace=RunStore(stopped), cores=1, **faults.OPTIONS)
     assert faults.difference(idata) == ""
 
