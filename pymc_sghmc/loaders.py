@@ -19,6 +19,7 @@ from glob import glob
 import numpy as np
 
 from pymc_sghmc.checks import whole_steps
+from pymc_sghmc.rows.files import mapped_file
 from pymc_sghmc.rows.sources import check_file
 
 __all__ = ["ArrayLoader", "ParquetLoader"]
@@ -74,6 +75,11 @@ class ArrayLoader:
         self.arrays = dict(arrays)
         self.block_rows = _rows("block_rows", block_rows) or self._default_rows()
         self.buffer_rows = _rows("buffer_rows", buffer_rows)
+
+    @property
+    def mapped_files(self) -> list:
+        """Files behind those arrays that are memory maps."""
+        return [file for file in map(mapped_file, self.arrays.values()) if file is not None]
 
     def _default_rows(self):
         chunks = [getattr(array, "chunks", None) for array in self.arrays.values()]

@@ -5,41 +5,70 @@ Knows memory maps and files.
 
 import os
 
+from contextlib import contextmanager
+from typing import NamedTuple
+
 import numpy as np
 
 from pymc_sghmc.faults import Fault
 
-__all__ = ["FileFault", "check_files", "is_cut_short", "mapped_file"]
+__all__ = ["FileFault", "MappedFile", "check_files", "mapped_file", "whole_files"]
 
 
 class FileFault(Fault, ValueError):
     """A file of the data isn't what it was."""
 
 
+class MappedFile(NamedTuple):
+    """A file that an array lies in."""
+
+    name: str
+    needed: int  # bytes of it
+    place: int  # among the maps that are watched: see `bus_errors`
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether it has fewer bytes; one that is gone, or replaced, is still there for its maps."""
+        try:
+            return os.stat(self.name).st_size < self.needed
+        except OSError:
+            return False
+
+
 def mapped_file(array):
-    """Return the file that an array lies in and how many bytes of it are needed; None in memory."""
+    """Return the `MappedFile` that an array lies in, which is watched from then on; None in memory."""
     owner = array
     while isinstance(getattr(owner, "base", None), np.ndarray):
         owner = owner.base
     filename = getattr(owner, "filename", None)
     if not isinstance(owner, np.memmap) or filename is None or not os.path.exists(filename):
         return None
-    return os.fspath(filename), owner.offset + owner.nbytes
+    from pymc_sghmc.rows import bus_errors  # compiles
 
-
-def is_cut_short(filename, needed) -> bool:
-    """Whether a file has fewer bytes; one that is gone, or replaced, is still there for its maps."""
-    try:
-        return os.stat(filename).st_size < needed
-    except OSError:
-        return False
+    return MappedFile(os.fspath(filename), owner.offset + owner.nbytes, bus_errors.watch(owner))
 
 
 def check_files(files) -> None:
     """Raise `FileFault` if one of these files has become shorter than what is read of it."""
-    for filename, needed in files:
-        if is_cut_short(filename, needed):
+    for file in files:
+        if file.is_cut_short or _was_cut(file.place):
             raise FileFault(
-                f"the file {filename} has become shorter than the data that are read from it: it was "
-                "cut or is being written anew. Write new data to another file"
+                f"the file {file.name} has become shorter than the data that are read from it: it was "
+                "cut or is being written anew. Write new data to another file, and start anew"
             )
+
+
+def _was_cut(place) -> bool:
+    from pymc_sghmc.rows import bus_errors
+
+    return bus_errors.was_cut(place)
+
+
+@contextmanager
+def whole_files(files):
+    """Raise `FileFault` before or after what reads files, if it may have read what isn't there."""
+    check_files(files)
+    try:
+        yield
+    finally:
+        check_files(files)

@@ -7,6 +7,8 @@ import threading
 
 import numpy as np
 
+from pymc_sghmc.rows.files import check_files
+
 __all__ = ["ReadAhead", "Reader"]
 
 
@@ -32,6 +34,7 @@ class Reader:
             for whole, part in zip(out, arrays, strict=True):
                 whole[filled : filled + n] = part
             filled += n
+        check_files(getattr(self.source.loader, "mapped_files", ()))
         self._at = start + count
         return out
 

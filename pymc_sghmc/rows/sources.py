@@ -12,7 +12,7 @@ import numpy as np
 
 from pymc_sghmc.faults import Fault
 from pymc_sghmc.models.graphs import array_of
-from pymc_sghmc.rows.files import is_cut_short, mapped_file
+from pymc_sghmc.rows.files import mapped_file
 from pymc_sghmc.rows.reading import Reader
 
 __all__ = ["Source", "StreamFault", "check_file", "given_arrays"]
@@ -178,11 +178,10 @@ class Source:
 def check_file(name, array) -> None:
     """Refuse an `np.memmap` whose file has become shorter than it."""
     file = mapped_file(array)
-    if file is not None and is_cut_short(*file):
-        filename, needed = file
+    if file is not None and file.is_cut_short:
         raise ValueError(
-            f"data=: the file {filename} of {name!r} has {os.path.getsize(filename)} bytes, fewer "
-            f"than the {needed} of its rows: it was cut short."
+            f"data=: the file {file.name} of {name!r} has {os.path.getsize(file.name)} bytes, fewer "
+            f"than the {file.needed} of its rows: it was cut short."
         )
 
 

@@ -40,6 +40,21 @@ class Chain:
         self.n_tuned += 1
         self.mean = self.mean + (theta - self.mean) * (4 / (self.n_tuned + 3))
 
+    def learn(self, tuner, target, position, temperature, rng):
+        """Learn from a tuning draw that ended at θ with this configurational temperature."""
+        self.average(position)
+        if self.tuning is not None and tuner.is_tuned:
+            self.tuning, self.state = tuner.measured(
+                self.tuning,
+                target,
+                self.state,
+                temperature=temperature,
+                n_tuned=self.n_tuned,
+                mean=self.mean,
+                rng=rng,
+            )
+            self.tuning = self.tuning.with_position(position, self.n_tuned)
+
 
 @dataclass_state
 class StochasticGradientState(StepMethodState):

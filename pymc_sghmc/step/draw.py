@@ -8,7 +8,6 @@ from pymc.stats.convergence import SamplerWarning
 
 from pymc_sghmc.faults import NonFinite
 from pymc_sghmc.loops.inner_loops import InnerLoops
-from pymc_sghmc.rows.files import check_files
 from pymc_sghmc.schedules import Phase
 from pymc_sghmc.tuning.budget import MOST_INNER_STEPS, inner_steps
 
@@ -151,7 +150,6 @@ class DrawLoop:
         NonFinite, Fault
         """
         settings, T = self.tuner.settings, self.tuner.settings.temperature
-        check_files(self.tuner.gradient.data.files)
         n_steps = self._n_steps(chain.tuning)
         draw.phase = self.phase(chain.tuning, chain.n_updates)
         n_draws = chain.n_tuned + chain.n_kept

@@ -22,6 +22,7 @@ from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.faults import Fault, NonFinite, SamplingStopped
 from pymc_sghmc.gradients.coordinates import checked_preconditioner
 from pymc_sghmc.models.unknowns import Unknowns
+from pymc_sghmc.rows.files import FileFault, whole_files
 from pymc_sghmc.runs.shared_arrays import ByHandle
 from pymc_sghmc.step import cautions
 from pymc_sghmc.step.arguments import SharedArguments, checked, compared, schedule_of
@@ -168,7 +169,11 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             raise SamplingStopped(self.chain.fault)
         n, self.n_draws = self.n_draws, -1  # a state saved in the middle of a draw is of no draw
         with self.one_blas_thread():
-            new = self._draw(point)
+            try:
+                with whole_files(self.tuner.gradient.data.files):
+                    new = self._draw(point)
+            except FileFault as error:
+                new = self._stop(point, error, Draw(), None)
         self.n_draws = n + 1
         return new
 
@@ -202,7 +207,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         statistics = draw.statistics(target, chain, tuner.settings, self.statistics)
         chain.state = draw.state
         if self.tune:
-            self._tune(position, target, statistics["configurational_temperature"])
+            temperature = statistics["configurational_temperature"]
+            chain.learn(tuner, target, position, temperature, self.rng)
         else:
             chain.n_kept += 1
         statistics["warning"] = cautions.notice(type(self).__name__, tuner, chain, position)
@@ -213,29 +219,13 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         """Return ``point`` with the values of a position."""
         return self.unknowns.unravel(self.tuner.gradient.density.to_model(position), point)
 
-    def _tune(self, position, target, temperature):
-        """Learn from a tuning draw."""
-        chain = self.chain
-        chain.average(position)
-        if chain.tuning is not None and self.tuner.is_tuned:
-            chain.tuning, chain.state = self.tuner.measured(
-                chain.tuning,
-                target,
-                chain.state,
-                temperature=temperature,
-                n_tuned=chain.n_tuned,
-                mean=chain.mean,
-                rng=self.rng,
-            )
-            chain.tuning = chain.tuning.with_position(position, chain.n_tuned)
-
     def _stop(self, point, error, draw, start):
         """End the chain: with an error where nothing is lost, else keeping what was sampled."""
         name, chain, message = type(self).__name__, self.chain, str(error)
         if isinstance(error, NonFinite):
             message = explanation(error, self.unknowns, self.tuner, chain, start, draw)
         if chain.n_kept == 0:
-            raise SamplingError(f"{name} stopped: {message}.")
+            raise SamplingError(f"{name} stopped: {message}.") from None
         chain.fault = parting_words(name, message, chain.n_kept)
         warning = SamplerWarning(WarningType.DIVERGENCE, chain.fault, "error", chain.n_updates)
         return dict(point), [draw.statistics_of_fault(self, warning)]
