@@ -117,7 +117,8 @@ def grouped_rows(model, effects, terms, others, shapes) -> tuple:
     indices = [entries[axis] for _, axis, entries in views]
     sizes = {effect.shape[effect.axis] for effect in placed}
     if len(sizes) > 1:
-        raise refused(placed[0], f"the effects have different numbers of groups, {sorted(sizes)}")
+        fewest = min(placed, key=lambda effect: effect.shape[effect.axis])
+        raise refused(fewest, f"the effects have different numbers of groups, {sorted(sizes)}")
     [n_groups] = sizes
     wanted = [view for view, _, _ in views] + [effect.prior for effect in placed]
     needed = set(ancestors(wanted))

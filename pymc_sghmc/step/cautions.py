@@ -130,7 +130,7 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
             out += f" (of groups {', '.join(map(str, kept))}, which have many rows, they stay unknowns)"
     _log.info(
         f"{sampler}: {kind}, {shape} of {d} unknown{'s' * (d > 1)}{out}, {settings}; "
-        f"{100 * tuning.bias:.1f} % bias of variances predicted. Setting up took "
+        f"{round(100 * tuning.bias, 1) + 0.0:.1f} % bias of variances predicted. Setting up took "
         f"{tuner.setup.passes:.0f} passes over the data, {seconds:.1f} s."
     )
     if tuner.gradients[2] is not None and tuner.setup.noise.second_order is None:
@@ -186,10 +186,11 @@ def _warn_of_groups(sampler, marginal, tuner):
 
 
 def _off(sampler, marginal):
+    is_known = np.isfinite(marginal.error)
+    by = f"by up to {marginal.error:.2g} posterior sds" if is_known else "by nobody knows how much"
     return (
-        f"{sampler}: {', '.join(marginal.names)} can't be integrated out well: the gradient is off by up to "
-        f"{marginal.error:.2g} posterior sds, and so may be means, as where rows of a group fit several values "
-        "of its effects. Don't trust the results before a run without marginalize, or NUTS, agrees."
+        f"{sampler}: {', '.join(marginal.names)} can't be integrated out well: the gradient is off {by}, and so "
+        "may be means, as where rows of a group fit several values of its effects. Don't trust the results before a run without marginalize, or NUTS, agrees."
     )
 
 
