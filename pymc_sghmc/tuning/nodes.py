@@ -45,6 +45,7 @@ def place_nodes(gradient, start, given):
     if density.marginal is None:
         return None
     gradient.data.resize(None)
+    density.set_nodes(density.marginal.choice[0])  # whatever chains before have had
     position = start if given is None else given
     for _ in range(ROUNDS):
         density.place_nodes(data, position)

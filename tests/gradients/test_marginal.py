@@ -700,6 +700,24 @@ def test_new_data_have_nodes_of_their_own():
     assert step.chain.tuning.setup_from[-1] == ()  # a state holds nothing of a million groups
 
 
+def test_nothing_is_left_of_the_data_before():
+    """Nodes of new data are those of a new step, however many there were."""
+    options = {"batch_size": 20, "compile_kwargs": {"mode": "FAST_COMPILE"}}
+    with pm.Model() as model:
+        u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), shape=GROUPS)
+        pm.Bernoulli("y", logit_p=u[GROUP], observed=pm.Data("y_data", COIN))
+        step = SGHMC(marginalize=["u"], **options)
+        step.tuner.gradient.density.set_nodes(31)
+        pm.set_data({"y_data": 1 - COIN})
+        step.begin_chain(np.random.default_rng(0))
+        step.step(model.initial_point())
+        again = SGHMC(marginalize=["u"], **options)
+    (n, placed), (n_again, placed_again) = step.tuner.setup.nodes, again.tuner.setup.nodes
+    assert n == n_again
+    for one, other in zip(placed, placed_again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("name", ["1|g", "int8"])
 def test_effects_of_any_name(name):
     """As Bambi has them, and such as NumPy takes for a type."""
