@@ -144,7 +144,7 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
             "tenth, as their noise isn't known well. A larger batch_size makes it less."
         )
     if marginal is not None:
-        _warn_of_groups(sampler, marginal, tuner)
+        _warn_of_groups(sampler, marginal, tuner, tuning)
     if not tuner.setup.centre.is_mode:
         _log.warning(
             f"{sampler} found no mode around which the posterior is near a Gaussian: "
@@ -158,7 +158,7 @@ def _warning(text, n_updates):
     return SamplerWarning(WarningType.BAD_PARAMS, text, "warn", n_updates)
 
 
-def _warn_of_groups(sampler, marginal, tuner):
+def _warn_of_groups(sampler, marginal, tuner, tuning):
     """Warn where integrals of effects are wrong, slow, or leave a funnel."""
     names = ", ".join(marginal.names)
     counts, n = marginal.counts, tuner.gradient.data.batch_sizes[marginal.place]
@@ -177,6 +177,13 @@ def _warn_of_groups(sampler, marginal, tuner):
         )
     if marginal.error >= WRONG:
         _log.warning(_off(sampler, marginal))
+    is_noisy = tuning.order < 2 and not tuner.gradient.is_exact
+    if is_noisy and not tuner.setup.is_near:
+        _log.warning(
+            f"{sampler}: the posterior isn't near a Gaussian, as where the scale of effects is hardly known, and minibatches "
+            "are much noisier in some places than in others. Standard deviations may come out off by a tenth or more. "
+            f"Leave batch_size out: each step takes all {counts.sum():,} rows then."
+        )
     if marginal.kept.groups.size and not tuner.setup.is_near:
         _log.warning(
             f"{sampler}: the posterior isn't near a Gaussian, as where the scale of effects is hardly known. With those of "

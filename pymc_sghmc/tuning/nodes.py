@@ -45,24 +45,36 @@ def place_nodes(gradient, start, given):
     if density.marginal is None:
         return None
     gradient.data.resize(None)
-    density.set_nodes(density.marginal.choice[0])  # whatever chains before have had
-    position = start if given is None else given
+    for n_nodes in density.marginal.choice:  # whatever chains before have had
+        density.set_nodes(n_nodes)
+        position, centre, stays = _centre_of_nodes(gradient, start, given)
+        if stays:
+            break
+    density.place_nodes(data, centre.position, centre.factor)
+    some = _some_units(density.marginal)
+    n_nodes, error = _enough(gradient, centre, some)
+    density.set_nodes(n_nodes)
+    errors = error, missed(gradient, centre, some), 0.0 if stays else np.inf
+    density.marginal.error = max(np.nan_to_num(errors, nan=np.inf, posinf=np.inf))
+    return position
+
+
+def _centre_of_nodes(gradient, start, given) -> tuple:
+    """Place nodes at the centre that is found with them, in turns; tell whether it stays there.
+
+    With few nodes for groups of which little is known but that they are extreme, it may not.
+    """
+    density, position = gradient.density, start if given is None else given
     for _ in range(ROUNDS):
-        density.place_nodes(data, position)
+        density.place_nodes(gradient.data, position)
         centre = find_centre(
             gradient.passes, position, position.size <= MAX_DENSE, given is None, None
         )
         moved = Coordinates(centre.factor).from_theta(centre.position - position)
         position = centre.position.astype(density.dtype)
         if given is not None or np.abs(moved).max() < NEAR:
-            break
-    density.place_nodes(data, centre.position, centre.factor)
-    some = _some_units(density.marginal)
-    n_nodes, error = _enough(gradient, centre, some)
-    density.set_nodes(n_nodes)
-    errors = error, missed(gradient, centre, some)
-    density.marginal.error = max(np.nan_to_num(errors, nan=np.inf))
-    return position
+            return position, centre, True
+    return position, centre, False
 
 
 def _some_units(marginal):

@@ -12,7 +12,8 @@ __all__ = ["options"]
 
 FEW, MANY = (10, 20, 50, 100, 200), (100, 200, 1000, 2000)  # rows, beside those of the search
 SIZES = MANY, MANY, FEW  # by the order of the gradient
-FEWEST = 2  # groups with all of their rows
+# groups with all of their rows; where there aren't MANY_GROUPS each weighs much, far out most of all
+FEWEST, FEWEST_OF_FEW, MANY_GROUPS = 2, 10, 1000
 
 
 def options(setup, made_from, may_change, data=None) -> list[ChainTuning]:
@@ -49,7 +50,8 @@ def _of_sizes(option, setup, data) -> list[ChainTuning]:
     [n, *_] = data.noisy_batch_sizes
     noisy = [rows for rows, is_noisy in zip(data.n_rows, data.is_noisy, strict=True) if is_noisy]
     each = data.rows_of_each
-    sizes = dict.fromkeys(max(FEWEST, round(rows / each)) for rows in SIZES[option.order])
+    fewest = FEWEST if max(noisy) >= MANY_GROUPS else FEWEST_OF_FEW
+    sizes = dict.fromkeys(max(fewest, round(rows / each)) for rows in SIZES[option.order])
     sizes = [n, *(size for size in sizes if size <= max(noisy) // 2)]
     if option.order == 2:
         sizes = [size for size in sizes if setup.far_noise * n / size <= MOST_FAR_NOISE]

@@ -24,7 +24,7 @@ from pymc_sghmc.models.units import named_effects
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.data import Minibatch
 from pymc_sghmc.step import cautions
-from pymc_sghmc.tuning.nodes import missed
+from pymc_sghmc.tuning.nodes import _centre_of_nodes, missed, place_nodes
 from pymc_sghmc.tuning.noise_around import noise_at_edge
 
 GROUPS, N = 12, 60
@@ -263,6 +263,36 @@ def test_modes_are_found_where_newton_steps_overshoot():
     _, _, gradient, position = marginal(product, ["z", "lam"])
     likelihood, slope = gradient.passes.likelihood(position)
     assert np.isfinite(likelihood) and np.isfinite(slope).all()
+
+
+def extreme_groups():
+    """A logistic model of groups that are nearly all of one outcome."""
+    draws = np.random.default_rng(3)
+    group = np.repeat(np.arange(100), 5)
+    p = expit(6 * draws.standard_normal(100))[group]
+    a, tau = pm.Normal("a", 0, 3), pm.HalfNormal("tau", 5)
+    u = pm.Normal("u", 0, tau, shape=100)
+    pm.Bernoulli("y", logit_p=a + u[group], observed=draws.random(500) < p)
+
+
+def test_nodes_are_placed_where_the_centre_stays():
+    """Five nodes for such groups send the centre to and fro; more find that of sixty-one."""
+    _, _, gradient, start = marginal(extreme_groups, batch_size=500)
+    gradient.density.set_nodes(5)
+    *_, stays = _centre_of_nodes(gradient, start, None)
+    assert not stays
+    found = place_nodes(gradient, start, None)
+    assert gradient.density.marginal.error < 0.5
+    gradient.density.set_nodes(61)
+    expected, centre, stays = _centre_of_nodes(gradient, found, None)
+    assert stays and np.abs(Coordinates(centre.factor).from_theta(found - expected)).max() < 0.3
+
+
+def test_a_centre_that_never_stays_is_told(monkeypatch):
+    _, _, gradient, start = marginal(gaussian_alone)
+    monkeypatch.setattr("pymc_sghmc.tuning.nodes.NEAR", -1.0)
+    place_nodes(gradient, start, None)
+    assert gradient.density.marginal.error == np.inf
 
 
 def test_nodes_that_follow_need_be_few():
