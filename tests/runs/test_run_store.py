@@ -276,6 +276,22 @@ class Told(pytensor.graph.Op):
     L_op = grad
 
 
+BRIEF = {
+    "cores": 1, "draws": 8, "tune": 0, "chains": 1, "progressbar": False,
+    "compute_convergence_checks": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A run of the script without a change, which was ended."""
+    folder = tmp_path_factory.mktemp("begun") / "run"
+    model, step, options = variant()
+    with model, pytest.raises(MemoryError):
+        pm.sample(step=step, trace=RunStore(folder), callback=stop_at(5), **BRIEF | options)
+    return folder
+
+
 @pytest.mark.parametrize(
     "change, words",
     [
@@ -292,15 +308,11 @@ class Told(pytensor.graph.Op):
     ],
     ids=str,
 )
-def test_small_changes_are_noticed(tmp_path, change, words):
-    model, step, options = variant()
-    new = variant(**change)
-    options |= {"trace": RunStore(tmp_path), "cores": 1, "draws": 8, "tune": 0, "chains": 1}
-    options |= {"progressbar": False, "compute_convergence_checks": False}
-    with model, pytest.raises(MemoryError):
-        pm.sample(step=step, **options, callback=stop_at(5))
-    with new[0], pytest.raises(ValueError, match=words):
-        pm.sample(step=new[1], **options | new[2])
+def test_small_changes_are_noticed(begun, tmp_path, change, words):
+    folder = shutil.copytree(begun, tmp_path / "run")
+    model, step, options = variant(**change)
+    with model, pytest.raises(ValueError, match=words):
+        pm.sample(step=step, trace=RunStore(folder), **BRIEF | options)
 
 
 def one_unknown(kind):
