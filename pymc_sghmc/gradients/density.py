@@ -174,17 +174,17 @@ class LogDensity:
     def condition_on(self, point) -> None:
         """Hold the unknowns that other steps sample at their values in ``point``."""
         # copies: in workers PyMC changes the arrays of a point in place
-        self._give(np.array(point[name], dtype=dtype) for name, dtype in self.given_types)
+        given = [np.array(point[name], dtype=dtype) for name, dtype in self.given_types]
+        self._give((*given, *(() if self.centring is None else (self.centring.weights,))))
 
-    def _give(self, given):
-        weights = () if self.centring is None else (self.centring.weights,)
-        self.others = (*given, *weights)  # set-ups depend on these beside data
-        self.given = (*self.others, *(() if self.marginal is None else self.marginal.values))
+    def _give(self, others):
+        self.others = others  # set-ups depend on these beside data
+        self.given = others + (() if self.marginal is None else self.marginal.values)
 
     def set_centring(self, weights) -> None:
         """Let positions be in the coordinates with these λ, see `Centring`."""
         self.centring.weights = weights
-        self._give(self.given[: len(self.given_types)])
+        self._give((*self.others[: len(self.given_types)], weights))
 
     def place_nodes(self, data, position, factor=None) -> None:
         """Let nodes of quadrature lie where effects of groups are given a position.
@@ -198,7 +198,7 @@ class LogDensity:
     def set_nodes(self, n_nodes, placed=None) -> None:
         """Let quadrature have so many nodes, around these pseudo-observations: see `Marginal`."""
         self.marginal.use(n_nodes, placed)
-        self._give(self.given[: len(self.given_types)])
+        self._give(self.others)
 
     def to_model(self, position):
         """Return what a position is in the model's own coordinates."""
@@ -211,12 +211,12 @@ class LogDensity:
     @contextmanager
     def at(self, others):
         """Hold the unknowns that other steps sample at these values for a while."""
-        now = self.others, self.given
-        self.others, self.given = others, (*others, *self.given[len(others) :])
+        now = self.others
+        self._give(others)
         try:
             yield
         finally:
-            self.others, self.given = now
+            self._give(now)
 
     def __call__(self, position, prior_weight, row_weights, rows, arrays):
         """Weighted log-density and gradient."""

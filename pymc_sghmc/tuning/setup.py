@@ -166,7 +166,7 @@ def set_up(
     if kind is not None and marginal is not None and dense:
         wall, is_near = walls(gradient.passes, centre)
         far_limit = min(far_limit, wall)
-    nodes = None if marginal is None else (marginal.n_nodes, marginal.placed)
+    nodes = None if marginal is None else (marginal.n_nodes, marginal.placed, marginal.error)
     return Setup(key, centre, coordinates, phi, *slopes, passes, noise, far_limit, is_near, nodes)
 
 

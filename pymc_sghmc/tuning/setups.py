@@ -114,9 +114,10 @@ class Setups:
         return is_better
 
     def _use(self, setup):
-        self.current = setup
-        if setup.nodes is not None:
-            self._gradient.density.set_nodes(*setup.nodes)
+        self.current, density = setup, self._gradient.density
+        if density.marginal is not None:
+            *nodes, density.marginal.error = setup.nodes
+            density.set_nodes(*nodes)
         for expansion, anchor in zip(self._expansions, setup.anchors, strict=True):
             if expansion is not None:
                 expansion.anchor = anchor

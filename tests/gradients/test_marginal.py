@@ -742,8 +742,10 @@ def test_nothing_is_left_of_the_data_before():
         step.begin_chain(np.random.default_rng(0))
         step.step(model.initial_point())
         again = SGHMC(marginalize=["u"], **options)
-    (n, placed), (n_again, placed_again) = step.tuner.setup.nodes, again.tuner.setup.nodes
-    assert n == n_again
+    (n, placed, error), (n_again, placed_again, error_again) = (
+        one.tuner.setup.nodes for one in (step, again)
+    )
+    assert (n, error) == (n_again, error_again)
     for one, other in zip(placed, placed_again, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -782,6 +784,22 @@ def test_effects_by_row_need_no_value_in_a_centre_and_memory_is_told(caplog, mon
         with pytest.raises(ValueError, match=r"centre: has no value of tau\."):
             SGHMC(centre={"b": 0.5}, **options)
     assert "pm.sample(var_names=...)" in caplog.text
+
+
+def test_minibatches_where_no_gaussian_is_near_are_warned_of(caplog):
+    """With a row each the scale of effects is hardly known; all rows at each step tell it as it is."""
+    for batch_size in 20, None:
+        with pm.Model(), caplog.at_level("WARNING", logger="pymc.sghmc"):
+            b, tau = pm.Normal("b", 0, 1), pm.HalfNormal("tau", 1)
+            u = pm.Normal("u", 0, tau, shape=N)
+            pm.Bernoulli("y", logit_p=b + u[pm.Data("i", np.arange(N))], observed=COIN)
+            options = {"batch_size": batch_size, "compile_kwargs": {"mode": "FAST_COMPILE"}}
+            step = SGHMC(marginalize=["u"], **options)
+            assert not step.tuner.setup.is_near
+        assert (batch_size is None) is (
+            f"Leave batch_size out: each step takes all {N} rows" not in caplog.text
+        )
+        caplog.clear()
 
 
 def test_an_index_of_an_index_is_refused_in_words():

@@ -222,16 +222,19 @@ def test_score_counts_the_two_points_of_control_variates():
     assert score(of_groups) == score(tuning_of(rate=0.4, rows=20))
 
 
-@pytest.mark.parametrize(("each", "far_noise", "expected"), [
-    (1.0, 0.0, {500, 10, 20, 50, 100, 200}),
-    (10.0, 0.0, {50, 2, 5, 10, 20}),
-    (10.0, MOST_FAR_NOISE / 6, {50, 10, 20}),  # five would have more noise than is safe
-    (300.0, 0.0, {2}),
+@pytest.mark.parametrize(("n_rows", "each", "far_noise", "expected"), [
+    (20_000, 1.0, 0.0, {500, 10, 20, 50, 100, 200}),
+    (20_000, 10.0, 0.0, {50, 2, 5, 10, 20}),
+    (20_000, 10.0, MOST_FAR_NOISE / 6, {50, 10, 20}),  # five would have more noise than is safe
+    (20_000, 300.0, 0.0, {2}),
+    (1000, 10.0, 0.0, {50, 2, 5, 10, 20}),
+    (999, 10.0, 0.0, {50, 10, 20}),  # where groups are few, each weighs much far out
+    (15, 300.0, 0.0, {2}),
 ])  # fmt: skip
-def test_sizes_of_minibatches_are_in_rows_and_never_too_noisy(each, far_noise, expected):
+def test_sizes_of_minibatches_are_in_rows_and_never_too_noisy(n_rows, each, far_noise, expected):
     n = max(2, round(500 / each))
     data = SimpleNamespace(
-        noisy_batch_sizes=[n], n_rows=[20_000], is_noisy=[True], rows_of_each=each
+        noisy_batch_sizes=[n], n_rows=[n_rows], is_noisy=[True], rows_of_each=each
     )
     setup = SimpleNamespace(
         noise=(np.ones(3), None, np.full(3, 0.01)), centre=SimpleNamespace(is_mode=True), limit=1.0,
