@@ -28,8 +28,12 @@ class DamagedFile(ValueError):
     """A file isn't what was written."""
 
     def __init__(self, path, reason):
-        super().__init__(
-            f"{os.fspath(path)} is damaged: {reason}. Nothing was changed. Bring the file back from a copy, or "
+        super().__init__(os.fspath(path), str(reason))  # workers send it to their parent
+
+    def __str__(self):
+        path, reason = self.args
+        return (
+            f"{path} is damaged: {reason}. Nothing was changed. Bring the file back from a copy, or "
             "begin the run anew in another folder."
         )
 

@@ -50,11 +50,11 @@ class Recorder:
         self.folder, self.run, self.fn, self.names = folder, run, trace.fn, trace.varnames
         self.stats = [{k: d for k, d in own.items() if np.dtype(d) != object} for own in stats]
         self.tune, self.total = tune, tune + draws
-        self.begun, self.files, self._traces = 0, None, traces
+        self.begun, self.files, self._traces, self._process = 0, None, traces, os.getpid()
 
     def is_over(self) -> bool:
         """Whether what calls is another ``pm.sample``, as that of the run was ended before it sampled."""
-        if self._traces is None:  # in a worker, which got it from the run's
+        if os.getpid() != self._process:  # in a worker, which got it from the run's
             return False
         frame = sys._getframe(1)
         while frame is not None:
@@ -65,16 +65,18 @@ class Recorder:
 
     def begin(self, step):
         """Meet the step at the start of a chain."""
-        named = WORKER.fullmatch(multiprocessing.current_process().name)
+        name = (
+            multiprocessing.current_process().name
+        )  # of a worker, which may run the script itself
+        named = None if os.getpid() == self._process else WORKER.fullmatch(name)
         chain, self.begun = int(named[1]) if named else self.begun, self.begun + 1
         self.files = ChainFiles(self.folder, chain, self.run)
         self.stored = self.files.made
         self.passed, self.point, arrays, state = self.files.state()
         self.state = None if state is None else decoded(state, arrays, step.sampling_state)
         self.passing = self.files.draws(self.passed)
-        self.made, self.buffer, self.waiting = 0, [], 0
+        self.made, self.buffer, self.waiting, self.cost = 0, [], 0, 0.0
         self.began = self.written = time.perf_counter()
-        self.cost = 0.0
         if named:
             end_with_parent()  # PyMC's own steps, too
             Finalize(self, self._close_at_exit, exitpriority=100)

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import multiprocessing
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -176,8 +178,9 @@ def test_exchanged_contents_are_noticed_as_they_are_read(tmp_path):
     first.write_bytes(second.read_bytes())
     second.write_bytes(contents)
     idata = RunStore(tmp_path).to_inference_data()
-    with pytest.raises(files.DamagedFile, match="checksum is another"):
+    with pytest.raises(files.DamagedFile, match="checksum is another") as raised:
         idata.warmup_posterior["beta"].load()
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)  # from a worker
 
 
 def test_finished_run_is_given_back_and_nothing_is_written(tmp_path):
@@ -486,6 +489,12 @@ def test_workers_of_any_step_end_with_their_parent(tmp_path):
     while len(list(tmp_path.rglob("state-*"))) < 2 and time.monotonic() < began + 60:
         time.sleep(0.05)
     assert faults.killed_alone(pid) == []
+
+
+def test_a_worker_may_run_a_script_of_its_own(tmp_path, monkeypatch):
+    """As where a script that isn't guarded by __main__ is imported by workers: all chains are its own."""
+    monkeypatch.setattr(multiprocessing.current_process(), "name", "worker_chain_0")
+    assert faults.difference(faults.sample(tmp_path)) == ""
 
 
 def test_an_earlier_run_of_this_process_does_not_keep_the_folder(tmp_path):
