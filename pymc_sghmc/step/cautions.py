@@ -197,7 +197,8 @@ def _off(sampler, marginal):
     by = f"by up to {marginal.error:.2g} posterior sds" if is_known else "by nobody knows how much"
     return (
         f"{sampler}: {', '.join(marginal.names)} can't be integrated out well: the gradient is off {by}, and so "
-        "may be means, as where rows of a group fit several values of its effects. Don't trust the results before a run without marginalize, or NUTS, agrees."
+        "may be means, as where rows of a group fit several values of its effects, or these have a long tail, as the log of one "
+        "that may be near 0. Don't trust the results before a run without marginalize, or NUTS, agrees."
     )
 
 
