@@ -55,6 +55,7 @@ class EffectDraws:
             self._hard = marginal.slopes, is_hard
         return self._hard[1]
 
+    @np.errstate(all="ignore")
     def __call__(self, density, data, position, rng, n_steps=4, groups=None):
         """Draw the numbers of all groups given all else: Metropolis steps from independent proposals.
 

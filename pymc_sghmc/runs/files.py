@@ -54,7 +54,7 @@ def write(folder, stem, arrays, facts=None) -> Path:
     text = np.frombuffer(json.dumps(facts).encode(), np.uint8)
     np.savez(file, **{name + END: array for name, array in {FACTS: text, **arrays}.items()})
     contents = file.getbuffer()
-    path = Path(folder) / f"{stem}-{_checksum(contents)}.npz"
+    path = Path(folder) / f"{stem}-{_checksum(stem, contents)}.npz"
     unfinished = path.with_name(path.name + UNFINISHED)
     try:
         path.parent.mkdir(exist_ok=True)  # alone: a run's folder that is gone isn't made again
@@ -136,12 +136,16 @@ _checked = set()  # files whose checksums were looked at, as they were then
 
 
 def _check(path, contents):
-    if _checksum(contents) != NAME.fullmatch(Path(path).name)["checksum"]:
+    named = NAME.fullmatch(Path(path).name)
+    if _checksum(named["stem"], contents) != named["checksum"]:
         raise DamagedFile(path, "its checksum is another")
 
 
-def _checksum(contents) -> str:
-    return hashlib.blake2b(contents, digest_size=8).hexdigest()
+def _checksum(stem, contents) -> str:
+    """Return that of a file: of its name, too, which says what it holds."""
+    found = hashlib.blake2b(stem.encode(), digest_size=8)
+    found.update(contents)
+    return found.hexdigest()
 
 
 def _flush_folder(folder):

@@ -100,10 +100,13 @@ def different(stored, new) -> str:
             )
         )
     for name, old, now in _others(stored, new, "data", {}):
-        for what in ("shape", "dtype", "bytes"):
-            if old.get(what) != now.get(what):
+        if not old or not now:
+            has, none = ("the run", "the model") if old else ("the model", "the run")
+            return f"{has} has data in {name}, and {none} has none there"
+        for what in ("another shape", "another dtype", "other bytes"):
+            if old.get(key := what.split()[-1]) != now.get(key):
                 where = f" (file {now['file']})" if "file" in now else ""
-                return f"the data in {name}{where} have another {what} than those of the run"
+                return f"the data in {name}{where} have {what} than those of the run"
     return ""
 
 

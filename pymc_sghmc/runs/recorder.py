@@ -65,10 +65,8 @@ class Recorder:
 
     def begin(self, step):
         """Meet the step at the start of a chain."""
-        name = (
-            multiprocessing.current_process().name
-        )  # of a worker, which may run the script itself
-        named = None if os.getpid() == self._process else WORKER.fullmatch(name)
+        name, is_home = multiprocessing.current_process().name, os.getpid() == self._process
+        named = None if is_home else WORKER.fullmatch(name)  # workers may run a script themselves
         chain, self.begun = int(named[1]) if named else self.begun, self.begun + 1
         self.files = ChainFiles(self.folder, chain, self.run)
         self.stored = self.files.made

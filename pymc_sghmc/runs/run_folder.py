@@ -23,7 +23,9 @@ _log = logging.getLogger(__name__)
 
 WAIT = 10.0  # seconds for the workers of a killed run to end, who hold its lock
 LOCK = "run.lock"
-OWN = re.compile(rf"{re.escape(LOCK)}$|run-\d|chain\d+$")  # names that a run gives
+OWN = re.compile(
+    rf"{re.escape(LOCK)}$|(run|begun)-\d|chain\d+$|\."
+)  # names that a run gives; hidden ones
 
 _holders = {}  # folders that are held, by path and thread
 

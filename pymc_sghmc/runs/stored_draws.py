@@ -76,24 +76,21 @@ class _Draws(BackendArray):
     def _read(self, key):
         chain, draw, *rest = key
         chains = np.arange(len(self.chains))[chain]
-        parts = [self._of_chain(self.chains[i], draw) for i in np.atleast_1d(chains)]
-        if not parts:
-            values = np.empty((0, self.shape[1], *self.shape[2:]), self.dtype)[:, draw]
-        else:
-            values = parts[0] if np.ndim(chains) == 0 else np.stack(parts)
-        return values[(slice(None),) * (values.ndim - len(self.shape[2:])) + tuple(rest)]
+        draws = np.arange(self.start, self.start + self.shape[1])[draw]
+        shape = np.broadcast_to(0, self.shape[2:])[tuple(rest)].shape
+        found = np.empty((chains.size, draws.size, *shape), self.dtype)
+        for i, values in zip(np.atleast_1d(chains), found, strict=True):
+            self._put(values, self.chains[i], np.atleast_1d(draws), tuple(rest))
+        return found.reshape(chains.shape + draws.shape + shape)
 
-    def _of_chain(self, files_of_chain, draw):
-        wanted = np.arange(self.start, self.start + self.shape[1])[draw]
-        draws = np.atleast_1d(wanted)
-        found = np.empty((draws.size, *self.shape[2:]), self.dtype)
+    def _put(self, values, files_of_chain, draws, rest):
+        """Put entries of a chain's draws into an array, with one segment in memory at a time."""
         for start, stop, path in files_of_chain.segments:
             at = (draws >= start) & (draws < stop)
             if at.any():
                 read = [files.array(path, member) for member in self.members]
-                values = np.stack(read, axis=-1) if len(read) > 1 else read[0]
-                found[at] = values[draws[at] - start]
-        return found[0] if np.ndim(wanted) == 0 else found
+                whole = np.stack(read, axis=-1) if len(read) > 1 else read[0]
+                values[at] = whole[(slice(None), *rest)][draws[at] - start]
 
 
 def _variable(members, chains, start, stop, shape, dtype, dims):

@@ -194,7 +194,9 @@ def _warn_of_groups(sampler, marginal, tuner, tuning):
 
 def _off(sampler, marginal):
     is_known = np.isfinite(marginal.error)
-    by = f"by up to {marginal.error:.2g} posterior sds" if is_known else "by nobody knows how much"
+    by = (
+        f"by {marginal.error:.2g} posterior sds or more" if is_known else "by nobody knows how much"
+    )
     return (
         f"{sampler}: {', '.join(marginal.names)} can't be integrated out well: the gradient is off {by}, and so "
         "may be means, as where rows of a group fit several values of its effects, or these have a long tail, as the log of one "

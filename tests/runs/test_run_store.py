@@ -10,9 +10,11 @@ import shutil
 import subprocess
 import sys
 import time
+import tracemalloc
 
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import faults
 import numpy as np
@@ -29,7 +31,7 @@ from pymc_sghmc import QNHMC, SGHMC, SGLD, RunStore, resume, schedules
 from pymc_sghmc.rows.files import MappedFile
 from pymc_sghmc.runs import files, recorder, run_folder
 from pymc_sghmc.runs.states import decoded, encoded
-from pymc_sghmc.runs.stored_draws import rectangle
+from pymc_sghmc.runs.stored_draws import datasets, rectangle
 
 
 @pytest.fixture(autouse=True)
@@ -211,7 +213,7 @@ def other_model(prior=1, shift=0):
     [
         ({"prior": 2}, {}, {}, "another prior, likelihood, Deterministic or constant"),
         ({"prior": 1.5}, {}, {}, "another prior, likelihood, Deterministic or constant"),
-        ({"shift": 1}, {}, {}, "data in .* another bytes"),
+        ({"shift": 1}, {}, {}, "data in .* other bytes"),
         ({}, {"batch_size": 21}, {}, "the step's batch_size is 21, and in the run 20"),
         ({}, {"n_steps": 3}, {}, "n_steps is 3, and in the run 2"),
         ({}, {}, {"draws": 100}, "draws=100, and the run in it has draws=260"),
@@ -305,9 +307,9 @@ def begun(tmp_path_factory):
         ({"names": ["mu"]}, "even is not stored, and in the run"),
         ({"called": ("even", "odd")}, "another prior, likelihood, Deterministic or constant"),
         ({"rate": 1e-4}, "learning_rate is _polynomial_decay"),
-        ({"held": 2.0}, "Told.data have another bytes"),
-        ({"entry": 2.0}, "data of a sparse one have another bytes"),
-        ({"first": 2.0}, "the data in alike have another bytes"),
+        ({"held": 2.0}, "Told.data have other bytes"),
+        ({"entry": 2.0}, "data of a sparse one have other bytes"),
+        ({"first": 2.0}, "the data in alike have other bytes"),
         ({"scale": 2.0}, "another prior, likelihood, Deterministic or constant"),
     ],
     ids=str,
@@ -423,7 +425,7 @@ def run_on_file(folder, shift=0.0, callback=None):
 def test_other_data_in_the_same_file_are_refused(tmp_path):
     with pytest.raises(MemoryError):
         run_on_file(tmp_path, callback=stop_at(150))
-    with pytest.raises(ValueError, match=r"rows' array 0.*y\.bin.* have another bytes"):
+    with pytest.raises(ValueError, match=r"rows' array 0.*y\.bin.* have other bytes"):
         run_on_file(tmp_path, shift=3.0)
     assert abs(run_on_file(tmp_path).posterior["mu"].mean()) < 0.1  # written anew, but the same
 
@@ -541,6 +543,24 @@ def _with_chains_exchanged(folder, other):
         (folder / old).rename(folder / new)
 
 
+def _with_a_state_renamed(folder, other):
+    [*_, path] = sorted((folder / "chain0").glob("state-*"))
+    earlier = re.sub(r"-\d{9}-", f"-{faults.TUNE:09}-", path.name)
+    for other in (folder / "chain0").glob("state-*"):
+        other.rename(path.with_name(earlier))
+
+
+def _with_chains_renamed(folder, other):
+    _with_chains_exchanged(folder, other)
+    for path in folder.glob("chain*/*.npz"):
+        kind, run, _, *numbers = path.name.split("-")
+        path.rename(path.with_name("-".join([kind, run, path.parent.name[-1], *numbers])))
+
+
+def _without_a_chain(folder, other):
+    shutil.rmtree(folder / "chain1")
+
+
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory):
     """Two runs of one script, which ended with an error in their second chain."""
@@ -561,6 +581,9 @@ def two_runs(tmp_path_factory):
         (_of_two_runs, "several runs"),
         (_with_a_segment_of_another_run, "another run, or of another chain"),
         (_with_chains_exchanged, "another run, or of another chain"),
+        (_with_a_state_renamed, "checksum is another"),
+        (_with_chains_renamed, "checksum is another"),
+        (_without_a_chain, "chain 1 has begun, and its state is missing"),
     ],
 )
 def test_files_that_are_missing_or_of_another_run_are_noticed(two_runs, tmp_path, change, words):
@@ -570,6 +593,9 @@ def test_files_that_are_missing_or_of_another_run_are_noticed(two_runs, tmp_path
     before = contents(run)
     with pytest.raises(files.DamagedFile, match=words):
         faults.sample(run)
+    if change not in (_without_manifest, _with_a_state_renamed):  # reading takes no states
+        with pytest.raises(files.DamagedFile, match=words):
+            RunStore(run).to_inference_data().load()
     assert contents(run) == before
 
 
@@ -587,6 +613,44 @@ def test_a_folder_that_is_gone_is_not_made_again(tmp_path):
         faults.sample(tmp_path / "run", callback=remove)
     assert not (tmp_path / "run").exists()
     assert faults.difference(faults.sample(tmp_path / "elsewhere")) == ""
+
+
+def test_a_run_that_has_been_moved_leaves_another_in_its_place_alone(two_runs, tmp_path):
+    run = tmp_path / "run"
+
+    def replace(trace, draw):
+        if draw.draw_idx == faults.TUNE:
+            run.rename(tmp_path / "elsewhere")
+            shutil.copytree(two_runs / "other", run)
+
+    with pytest.raises(OSError, match="the run isn't there any more"):
+        faults.sample(run, callback=replace)
+    assert contents(run) == contents(two_runs / "other")
+    assert faults.difference(faults.sample(tmp_path / "elsewhere")) == ""
+
+
+@pytest.mark.parametrize("key", [
+    np.s_[:, :, 7], np.s_[1, ::-3, 2:5], np.s_[::-1, 5], np.s_[:, 25:35, -1], np.s_[:0], np.s_[0, 3, 4],
+], ids=str)  # fmt: skip
+def test_parts_of_draws_are_read_alone(monkeypatch, key):
+    """Of each segment what is asked for stays, the rest is gone before the next one is read."""
+    chains, n, size = 2, 10, 40_000
+
+    def array(start, name):
+        return np.repeat(np.arange(start, start + n, dtype=float)[:, None], size, axis=1)
+
+    monkeypatch.setattr(files, "array", array)
+    segments = [(start, start + n, start) for start in range(0, 8 * n, n)]
+    stored = [SimpleNamespace(chain=k, segments=segments) for k in range(chains)]
+    layout = {"variables": {"x": ((size,), "float64", None)}, "stats": []}
+    x = datasets(stored, layout, {}, 5, 8 * n - 5, {})["posterior"]["x"]
+    expected = np.broadcast_to(np.arange(5.0, 8 * n - 5)[:, None], (chains, 8 * n - 10, size))
+    tracemalloc.start()
+    found = x[key].to_numpy()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_array_equal(found, expected[key])
+    assert peak < 4 * n * size * 8  # of 14 segments
 
 
 def test_states_name_no_class_but_those_of_steps():
