@@ -22,21 +22,30 @@ class EffectDraws:
     ----------
     marginal : Marginal
     joint : function
-        Log-density of some units' rows and numbers, and location and factor of the Gaussian like it.
+        Log-density of some units' rows and numbers, and location and factor of the Gaussian like it, and of that
+        like the prior.
     """
 
     def __init__(self, marginal, joint):
         self.marginal, self._joint, self._hard = marginal, joint, None
 
     def _proposal(self, position, shift, inputs, n, n_nodes):
-        """Return the log-density of n units' numbers, a mean and a proposal: over nodes, if there are any."""
+        """Return the log-density of n units' numbers, a mean and a proposal: over nodes, if there are any.
+
+        These lie where rows and prior are, and where the prior alone is: groups that rows tell little of may be in either.
+        """
 
         def level(u):
             return self._joint(position, shift, u, *inputs)[0]
 
-        _, mean, factor = self._joint(position, shift, np.zeros((n, self.marginal.k)), *inputs)
+        nowhere = np.zeros((n, self.marginal.k))
+        _, mean, factor, *prior = self._joint(position, shift, nowhere, *inputs)
         around = HeavyTailed(mean, factor)
-        return level, mean, OverNodes(around, n_nodes, level) if n_nodes else around
+        if not n_nodes:
+            return level, mean, around
+        has_one = (np.einsum("naa->na", prior[1]) > 0).all(axis=1)  # a Gaussian like it
+        prior = [where(has_one, x, own) for x, own in zip(prior, (mean, factor), strict=True)]
+        return level, mean, OverNodes([around, HeavyTailed(*prior)], n_nodes, level)
 
     @np.errstate(all="ignore")
     def _are_hard(self, density, data):

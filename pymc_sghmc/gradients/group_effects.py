@@ -46,7 +46,7 @@ class GroupEffects:
         numbers, units = pt.dmatrix("numbers"), graph.rows[marginal.place]
         parts = marginal.derivatives(units, numbers)
         n = len(parts)
-        outputs = [*parts, *marginal.gaussian(units)]
+        outputs = [*parts, *marginal.gaussian(units), *marginal.gaussian(units, of_prior=True)]
         outputs = clone_replace(outputs, graph.gathered, rebuild_strict=False)
         outputs, position = join_nonshared_inputs(graph.point, outputs, variables)
         outputs = clone_replace(outputs, {position: graph.position}, rebuild_strict=False)

@@ -173,9 +173,10 @@ class Marginal:
         rows = self.rows.rows(numbers[local], groups[local])
         return _summed(rows[:, None], local, units.shape[0])[:, 0], self.rows.prior(numbers, groups)
 
-    def gaussian(self, units):
+    def gaussian(self, units, of_prior=False):
         """Location, (n, k), and Cholesky factor of the precision, (n, k, k), of units' numbers."""
-        mean, factor = self._mean_and_factor(units, self._symbols[0][units])
+        known = pt.full_like(units, 2**62) if of_prior else units  # beyond the last: nothing
+        mean, factor = self._mean_and_factor(known, self._symbols[0][units])
         k = range(self.k)
         zero = pt.zeros_like(mean[0])
         lower = [pt.stack([factor[i][j] if j <= i else zero for j in k], axis=1) for i in k]

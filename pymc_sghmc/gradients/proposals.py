@@ -26,7 +26,9 @@ class HeavyTailed:
     """
 
     def __init__(self, mean, factor):
-        self.mean, self._inverse = mean, np.linalg.inv(factor).swapaxes(1, 2)
+        self.mean, self._factor = mean, factor
+        self._inverse = np.linalg.inv(factor).swapaxes(1, 2)
+        self.log_det = np.log(np.einsum("naa->na", factor)).sum(axis=1)
 
     def at(self, z):
         """Return the numbers of groups at z."""
@@ -34,12 +36,16 @@ class HeavyTailed:
             "nab,nb->na", self._inverse, np.broadcast_to(z, self.mean.shape)
         )
 
+    def z_of(self, u):
+        """Return z at numbers of groups."""
+        return np.einsum("nba,nb->na", self._factor, u - self.mean)
+
     def draw(self, rng):
         """Return numbers, and minus the log-density of each but for a constant."""
         n, k = self.mean.shape
         z = rng.standard_normal((n, k))
         z /= np.sqrt(rng.chisquare(FREEDOM, n) / FREEDOM)[:, None]
-        return self.at(z), np.log1p(np.square(z).sum(axis=1) / FREEDOM) * (FREEDOM + k) / 2
+        return self.at(z), (FREEDOM + k) / 2 * np.log1p(np.square(z).sum(axis=1) / FREEDOM)
 
 
 class OverNodes:
@@ -47,8 +53,8 @@ class OverNodes:
 
     Parameters
     ----------
-    around : HeavyTailed
-        Whose unit it is in.
+    around : list of HeavyTailed
+        In whose units nodes lie; those of each count as much as those of another.
     n_nodes : int
         For each of the k numbers.
     level : function
@@ -56,33 +62,45 @@ class OverNodes:
     """
 
     def __init__(self, around, n_nodes, level):
-        self.around, k = around, around.mean.shape[1]
+        self.around, k = around, around[0].mean.shape[1]
         x, w = np.polynomial.hermite_e.hermegauss(n_nodes)
         self._z = np.array(list(product(x, repeat=k)))
         self._sd = WIDTH * np.array(list(product(np.gradient(x), repeat=k)))
         logs = np.log(w) + np.square(x) / 2
-        levels = np.stack([level(around.at(z)) for z in self._z], axis=1)
-        self._levels = np.where(np.isnan(levels), -np.inf, levels)
-        log_p = self._levels + [sum(one) for one in product(logs, repeat=k)]
-        self._total = logsumexp(log_p, axis=1, keepdims=True)
-        self._log_p = log_p - self._total
+        volume = [sum(one) for one in product(logs, repeat=k)]
+        self._levels = [np.stack([level(one.at(z)) for z in self._z], axis=1) for one in around]
+        log_p = [np.where(np.isnan(levels), -np.inf, levels) + volume for levels in self._levels]
+        totals = [logsumexp(one, axis=1, keepdims=True) for one in log_p]
+        self._total = totals[0][:, 0]
+        self._log_p = [
+            np.where(np.isfinite(total), one - total, -np.inf)
+            for one, total in zip(log_p, totals, strict=True)
+        ]
 
     def excess(self):
         """Return how many times as dense as the t distribution the density is, at most: at the nodes, (n,)."""
-        k = self._z.shape[1]
+        first, k = self.around[0], self._z.shape[1]
         constant = (
             gammaln((FREEDOM + k) / 2) - gammaln(FREEDOM / 2) - k / 2 * np.log(FREEDOM * np.pi)
         )
-        squared = np.square(self._z).sum(axis=1)
-        t = constant - (FREEDOM + k) / 2 * np.log1p(squared / FREEDOM)
-        return np.exp((self._levels - self._total - t).max(axis=1))
+        found = []
+        for one, levels in zip(self.around, self._levels, strict=True):
+            for z, level in zip(self._z, levels.T, strict=True):
+                squared = np.square(first.z_of(one.at(z))).sum(axis=1)
+                t = constant - (FREEDOM + k) / 2 * np.log1p(squared / FREEDOM)
+                found.append(level - self._total - t)
+        return np.exp(np.nanmax(found, axis=0))
 
     def draw(self, rng):
         """Return numbers, and minus the log-density of each but for a constant."""
-        n, k = self.around.mean.shape
-        parts = np.cumsum(np.exp(self._log_p), axis=1)
+        n, k = self.around[0].mean.shape
+        parts = np.cumsum(np.exp(np.concatenate(self._log_p, axis=1)), axis=1)
         part = (parts < rng.random((n, 1)) * parts[:, -1:]).sum(axis=1)
-        z = self._z[part] + self._sd[part] * rng.standard_normal((n, k))
-        away = np.square((z[:, None] - self._z) / self._sd).sum(axis=2) / 2
-        log_q = logsumexp(self._log_p - away - np.log(self._sd).sum(axis=1), axis=1)
-        return self.around.at(z), -log_q
+        which, node = np.divmod(part, len(self._z))
+        z = self._z[node] + self._sd[node] * rng.standard_normal((n, k))
+        u = np.choose(which[:, None], [one.at(z) for one in self.around])
+        log_q = []
+        for one, log_p in zip(self.around, self._log_p, strict=True):
+            away = np.square((one.z_of(u)[:, None] - self._z) / self._sd).sum(axis=2) / 2
+            log_q.append(one.log_det[:, None] + log_p - away - np.log(self._sd).sum(axis=1))
+        return u, -logsumexp(np.concatenate(log_q, axis=1), axis=1)

@@ -491,6 +491,51 @@ def test_effects_unlike_a_gaussian_have_the_conditional_law(monkeypatch):
     assert farthest() > 7
 
 
+@pytest.mark.slow  # 100 s with PyMC 5
+def test_effects_where_the_prior_alone_is_another_heap_have_the_conditional_law(monkeypatch):
+    """Those of a horseshoe, of groups that are either nothing or something, beside a grid of λ."""
+    values, copies, rows, tau = np.array([1.4, 1.6, 1.8]), 400, 4, 0.16
+    n_groups = values.size * copies
+    group, y = np.repeat(np.arange(n_groups), rows), np.repeat(values, copies * rows)
+    with pm.Model() as model:
+        t, lam = pm.HalfNormal("tau", 1), pm.HalfCauchy("lam", 1, shape=n_groups)
+        u = pm.Normal("z", 0, 1, shape=n_groups) * lam * t
+        pm.Normal("y", u[group], 1, observed=y)
+    effects = named_effects(model, ["lam", "z"], model.initial_point())
+    unknowns = Unknowns([model.rvs_to_values[t]], model.initial_point())
+    gradient = minibatch_gradient(
+        model, unknowns, 100, None, {"mode": "FAST_COMPILE"}, effects_of_groups=effects
+    )
+    density, position, n = gradient.density, np.log([tau]), 3
+    density.place_nodes(gradient.data, position)
+
+    log_lam = np.linspace(-12, 12, 2401)
+    v = np.square(tau * np.exp(log_lam))
+    away = np.square(values[:, None]) / (v + 1 / rows) / 2
+    p = np.exp(log_lam - np.log1p(np.exp(2 * log_lam)) - np.log(v + 1 / rows) / 2 - away)
+    p /= p.sum(axis=1, keepdims=True)
+    shrunk = rows / (rows + 1 / v)
+    means = shrunk * values[:, None]
+    mean = (p * means).sum(axis=1)
+    sd = ((p * (shrunk / rows + means**2)).sum(axis=1) - mean**2) ** 0.5
+
+    def farthest():
+        rng = np.random.default_rng(0)
+        draws = [
+            density.group_effects.draw(density, gradient.data, position, rng)[0] for _ in range(n)
+        ]
+        found = tau * np.array([draw["z"] * np.exp(draw["lam_log__"]) for draw in draws])
+        found = found.reshape(n, values.size, copies).mean(axis=(0, 2))
+        return np.abs((found - mean) / sd).max() * (n * copies) ** 0.5
+
+    assert farthest() < 4.5  # standard errors
+    over_nodes = effect_draws.OverNodes
+    monkeypatch.setattr(
+        effect_draws, "OverNodes", lambda around, *args: over_nodes(around[:1], *args)
+    )
+    assert farthest() > 4.5
+
+
 def sampled(model, **options):
     with model:
         step = SGHMC(compile_kwargs={"mode": "CVM"}, **options)
