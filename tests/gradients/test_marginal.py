@@ -472,7 +472,7 @@ def test_effects_unlike_a_gaussian_have_the_conditional_law(monkeypatch):
     gradient = minibatch_gradient(
         model, unknowns, 100, None, {"mode": "FAST_COMPILE"}, effects_of_groups=effects
     )
-    density, position, n = gradient.density, np.array([2.0]), 500
+    density, position, n = gradient.density, np.array([2.0]), 250
     density.place_nodes(gradient.data, position)
     by_row = -0.5 * ((y[:, None] - 2 * expit(4 * (time[:, None] - x))) / 0.6) ** 2
     p = np.exp(np.add.reduceat(by_row, np.arange(0, 600, 10)) - 0.5 * x**2)
