@@ -84,8 +84,8 @@ def marginal(build, batch_size=10):
 
 @pytest.mark.parametrize(
     "build",
-    [logistic, levels_above]
-    + [pytest.param(build, marks=pytest.mark.slow) for build in (slopes, turned, two_unknowns)],
+    [logistic, levels_above, slopes]
+    + [pytest.param(build, marks=pytest.mark.slow) for build in (turned, two_unknowns)],
 )
 def test_its_rows_and_its_prior_count_as_in_the_model(build):
     """The density changes with its effect as the model's own does, and the gradient is the density's."""

@@ -84,7 +84,6 @@ def test_learning_rate_is_limited_by_the_curvature_far_out():
     assert found == pytest.approx(1 / np.quantile(largest, 0.75), rel=0.01)
 
 
-@pytest.mark.slow
 def test_both_forms_are_sampled_alike():
     found = []
     for form, name in (("centred", "u"), ("non-centred", "z")):
