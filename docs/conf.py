@@ -1,27 +1,79 @@
-"""Sphinx configuration. Build with ``python -m sphinx -W docs docs/_build``."""
+"""Sphinx configuration. Build with ``python -m sphinx -W -n docs docs/_build``."""
+
+import os
+import sys
+
+from pathlib import Path
 
 import pymc_sghmc
 
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS / "_ext"))
+
+import inventories
+
 project = "pymc_sghmc"
 author = "The pymc_sghmc developers"
+copyright = author
 version = release = pymc_sghmc.__version__
 
 extensions = [
-    "myst_parser",
-    "numpydoc",
+    "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # MathJax is copied into the site: no network is needed to read it
+    "numpydoc",
+    "sphinx_copybutton",
+    "sphinx_design",
 ]
-source_suffix = {".md": "markdown", ".rst": "restructuredtext"}  # .rst: numpydoc asks for it
-autosummary_generate = False
-exclude_patterns = ["_build", "papers"]  # papers/ holds parts of papers.md
-suppress_warnings = ["toc.empty_glob"]  # decisions/ may be empty
+exclude_patterns = ["_build", "reference/papers"]  # reference/papers/ holds parts of papers.md
+suppress_warnings = ["mystnb.unknown_mime_type"]  # PyMC's progress bars, where one is shown
+nitpicky = True
 
-myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
-myst_heading_anchors = 3
+# Text and notebooks: pages that begin with a notebook header are executed, the others are text.
+myst_enable_extensions = ["amsmath", "attrs_block", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 4
+nb_execution_mode = "cache"  # a page is executed again when its code has changed
+nb_execution_timeout = 600
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_merge_streams = True
+nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", None)]
 
-autodoc_typehints = "none"
+# API pages
+autosummary_generate = True
+autodoc_typehints = "none"  # the docstrings have the types
+autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 
-html_theme = "alabaster"
-html_theme_options = {"description": "Stochastic-gradient MCMC step methods for PyMC"}
+# With a network the neighbours' own inventories are read; without one, a list of what we link to.
+intersphinx_mapping = inventories.mapping(
+    DOCS / "_ext/inventories.txt",
+    DOCS / "_build/inventories",
+    online="READTHEDOCS" in os.environ or "GITHUB_ACTIONS" in os.environ,
+)
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_exclude = ".linenos, .gp, .go"
+
+html_theme = "pydata_sphinx_theme"
+html_title = "pymc_sghmc"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "navigation_depth": 3,
+    "show_nav_level": 1,
+    "show_toc_level": 2,
+    "header_links_before_dropdown": 7,
+    "navbar_align": "left",
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "pygments_light_style": "tango",
+    "pygments_dark_style": "monokai",
+}
+html_sidebars = {"index": [], "faq": [], "troubleshooting": []}

@@ -323,7 +323,7 @@ def worst_error(draws, reference):
     return max(np.abs(means).max(), np.abs(np.log(flat.std(0) / reference["sd"])).max())
 
 
-def ours(X, y, method):
+def ours(X, y, method, batch_size):
     import pymc as pm
 
     import pymc_sghmc
@@ -340,7 +340,7 @@ def ours(X, y, method):
             tune=TUNE,
             chains=CHAINS,
             cores=CORES,
-            step=getattr(pymc_sghmc, method)(batch_size=BATCH),
+            step=getattr(pymc_sghmc, method)(batch_size=batch_size),
             random_seed=1,
             progressbar=False,
             callback=watch,
@@ -368,6 +368,7 @@ METHODS = {
     "blackjax-sghmc-cv-best": ("SGHMC (BlackJAX), control variates, best step¹", "sghmc"),
     "sgld": ("SGLD(batch_size=500)", "SGLD"),
     "sghmc": ("SGHMC(batch_size=500)", "SGHMC"),
+    "sghmc-auto": ('SGHMC(batch_size="auto")', "SGHMC"),
 }
 
 
@@ -378,7 +379,10 @@ def run(name, X, y, reference, limit, nutpie_draws):
     if name.startswith("blackjax"):
         best = reference if name.endswith("-best") else None
         return blackjax(X, y, method, control_variates="-cv" in name, reference=best)
-    return ours(X, y, method) if isinstance(method, str) else method(X, y)
+    if isinstance(method, str):
+        batch_size = "auto" if name.endswith("-auto") else BATCH
+        return ours(X, y, method, batch_size)
+    return method(X, y)
 
 
 def versions():
