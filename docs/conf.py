@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pymc_sghmc
 
-DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS / "_ext"))
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
+import api
 import inventories
+
+DOCS = Path(__file__).parent
 
 project = "pymc_sghmc"
 author = "The pymc_sghmc developers"
@@ -18,6 +20,8 @@ copyright = author
 version = release = pymc_sghmc.__version__
 
 extensions = [
+    "api",
+    "decisions",
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
@@ -30,7 +34,11 @@ extensions = [
 ]
 exclude_patterns = ["_build", "reference/papers"]  # reference/papers/ holds parts of papers.md
 suppress_warnings = ["mystnb.unknown_mime_type"]  # PyMC's progress bars, where one is shown
+highlight_language = "none"  # blocks without a language are commands and what they print
 nitpicky = True
+nitpick_ignore = [("py:obj", "np.memmap")]  # by its everyday name in a docstring
+default_role = "autolink"  # a name in single backticks in a docstring is a link where it can be one
+templates_path = ["_templates"]
 
 # Text and notebooks: pages that begin with a notebook header are executed, the others are text.
 myst_enable_extensions = ["amsmath", "attrs_block", "colon_fence", "deflist", "dollarmath"]
@@ -44,6 +52,8 @@ nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json
 
 # API pages
 autosummary_generate = True
+autosummary_context = {"api_members": api.MEMBERS}
+maximum_signature_line_length = 70  # above it each argument has a line of its own
 autodoc_typehints = "none"  # the docstrings have the types
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
@@ -76,4 +86,4 @@ html_theme_options = {
     "pygments_light_style": "tango",
     "pygments_dark_style": "monokai",
 }
-html_sidebars = {"index": [], "faq": [], "troubleshooting": []}
+html_sidebars = {"index": []}

@@ -6,6 +6,8 @@ checks of a finished run in `pymc_sghmc.diagnostics`, data that don't fit into m
 `pymc_sghmc.loaders`.
 """
 
+from importlib.metadata import PackageNotFoundError, version
+
 from pymc_sghmc import diagnostics, loaders, schedules
 from pymc_sghmc.exact.gamma_gibbs import GammaGibbs
 from pymc_sghmc.exact.hmc_bfgs import HMCBFGS
@@ -17,7 +19,10 @@ from pymc_sghmc.samplers.sghmc import SGHMC
 from pymc_sghmc.samplers.sgld import SGLD
 from pymc_sghmc.samplers.sgnht import SGNHT
 
-__version__ = "0.1.0"
+try:
+    __version__ = version("pymc-sghmc")
+except PackageNotFoundError:  # imported from a checkout that isn't installed
+    __version__ = "0+unknown"
 
 __all__ = [
     "HMCBFGS",

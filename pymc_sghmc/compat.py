@@ -4,6 +4,7 @@ One function or class each, with the versions that it serves and what to delete 
 Knows versions and their features; knows no samplers and no mathematics.
 """
 
+import inspect
 import logging
 import multiprocessing
 import os
@@ -116,28 +117,28 @@ class ChainSetup(BlockedStep):
 
     Its draws are to be made ``with self.one_blas_thread()``.
 
-    PyMC 5.28 calls ``set_rng(rng)``, PyMC 6 ``setup_chain(rng, tune, draws)``, both with the
-    generator of that chain and before its first draw, in workers too. With PyMC 5's end, delete
-    ``set_rng``.
+    PyMC 5.28 calls ``set_rng(rng)``, PyMC 6 ``setup_chain(rng, tune, draws)``, with the chain's
+    generator and before its first draw, in workers too. With PyMC 5's end, delete ``set_rng``.
     """
 
     one_blas_thread = nullcontext
+
+    def __init_subclass__(cls, **kwargs):
+        """Show the arguments of ``__init__``: PyMC's ``__new__(*args, **kwargs)`` hides them (5.28, 6)."""
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = inspect.signature(cls.__init__.__get__(cls))
 
     def begin_chain(self, rng):
         """Reset all that belongs to one chain; ``rng`` is the chain's generator."""
         raise NotImplementedError
 
-    def set_rng(self, rng):
-        """Start a chain (PyMC 5.28)."""
-        self.one_blas_thread = one_blas_thread()
-        end_with_parent()
-        self.begin_chain(get_random_generator(rng, copy=False))
-
-    def setup_chain(self, rng, tune, draws):
+    def setup_chain(self, rng, tune=None, draws=None):
         """Start a chain (PyMC 6)."""
         self.one_blas_thread = one_blas_thread()
         end_with_parent()
         self.begin_chain(get_random_generator(rng, copy=False))
+
+    set_rng = setup_chain  # PyMC 5.28
 
 
 def inference_data(datasets):

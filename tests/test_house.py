@@ -29,8 +29,9 @@ LONG = {"exact/qnhmc.py": 300}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 AT_THE_ROOT = {
-    "pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "CONTRIBUTING.md", ".github", ".ci",
-    ".gitignore", ".pre-commit-config.yaml", "pymc_sghmc", "examples", "tests", "docs",
+    "pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md",
+    ".github", ".ci", ".gitignore", ".pre-commit-config.yaml", ".readthedocs.yaml", "conda.recipe",
+    "pymc_sghmc", "examples", "tests", "docs",
 }  # fmt: skip
 
 
