@@ -48,7 +48,8 @@ def run(page):
     search_path = [str(DOCS.parent / "tests"), os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, search_path))
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, page.stem.replace("-", "_") + ".py")
+        # not bambi.py: the page imports the package of that name
+        script = Path(folder, "page_" + page.stem.replace("-", "_") + ".py")
         script.write_text("\n".join(blocks(page)), encoding="utf-8")
         command = [sys.executable, str(script)]
         try:

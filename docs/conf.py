@@ -32,7 +32,8 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["_build", "reference/papers"]  # reference/papers/ holds parts of papers.md
+# jupyter_execute is written by the build; reference/papers/ holds parts of papers.md
+exclude_patterns = ["_build", "jupyter_execute", "reference/papers"]
 suppress_warnings = ["mystnb.unknown_mime_type"]  # PyMC's progress bars, where one is shown
 highlight_language = "none"  # blocks without a language are commands and what they print
 nitpicky = True

@@ -1,4 +1,4 @@
-r"""Quasi-Newton Hamiltonian Monte Carlo (Fu, Luo & Zhang, AAAI 2016).
+r"""Quasi-Newton Hamiltonian Monte Carlo (Fu, Luo & Zhang, UAI 2016).
 
 Target: p(θ | D) ∝ exp(−U(θ)).        ODE, eq. 7: dθ/dt = C M⁻¹ p,  dp/dt = −C ∇U(θ).
 
@@ -145,7 +145,7 @@ class QNHMC(HamiltonianStep):
 
     References
     ----------
-    .. [1] Fu, Luo & Zhang (2016), Quasi-Newton Hamiltonian Monte Carlo. AAAI.
+    .. [1] Fu, Luo & Zhang (2016), Quasi-Newton Hamiltonian Monte Carlo. UAI.
     .. [2] Nocedal & Wright (2006), Numerical Optimization, chapters 6 and 7.
 
     Examples

@@ -239,6 +239,11 @@ def measure(run, models, parameters):
     return row
 
 
+def short(x):
+    """Return a number with two decimals, none if it is large."""
+    return f"{x:.2f}" if x < 10 else f"{x:.0f}"
+
+
 def markdown(result):
     titles = [
         "",
@@ -257,9 +262,9 @@ def markdown(result):
         cells = [
             name,
             f"{row['seconds']:.1f}",
-            "–" if row["min_ess_bulk"] is None else f"{row['min_ess_bulk_per_second']:g}",
-            f"{row['max_mean_error_in_sds']:.2f}",
-            "{:.2f} to {:.2f}".format(*row["sd_ratio"]),
+            "–" if row["min_ess_bulk"] is None else f"{row['min_ess_bulk_per_second']:,.5g}",
+            short(row["max_mean_error_in_sds"]),
+            " to ".join(short(ratio) for ratio in row["sd_ratio"]),
             "{:.3f} ± {:.3f}".format(*temperature) if temperature else "",
         ]
         lines.append("| " + " | ".join(cells) + " |")

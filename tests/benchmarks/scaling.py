@@ -1,7 +1,8 @@
 """What a draw costs as the data grow: logistic regression of 50 coefficients, N = 10^4 to 10^7.
 
     python tests/benchmarks/scaling.py [--rows 10000 100000 1000000 10000000] [--draws 2000]
-        [--tune 1000] [--seed 1] [--cores 2] [--markdown] [--set batch_size=500 n_steps=10 ...]
+        [--tune 1000] [--seed 1] [--cores 2] [--markdown] [--check-bias]
+        [--set batch_size=500 n_steps=10 ...]
 
 y ~ Bernoulli(sigmoid(X β)), β ~ N(0, 1), X standard normal in single precision; the β that made the
 data are N(0, 1/50), so that logits have standard deviation about 1. X is written in chunks to a
@@ -16,6 +17,7 @@ Fixed costs stand apart: compilation, and the mode, curvature and leverages, whi
 all rows (those that the step reports, a part of a pass for each evaluation of a subset; leverages
 and anchor are 10 to 34 more, in the seconds). Peak memory is that of the main process and of the
 largest chain's; both count the pages of X that they have touched, of which there is one copy.
+``--check-bias`` times `check_bias` afterwards, as "check_bias_seconds" in the JSON.
 Sampling seconds are PyMC's, tuning included, seconds per inner step those of one chain.
 """
 
@@ -44,9 +46,10 @@ import pymc as pm
 import pytensor
 
 from pymc_sghmc import SGHMC
-from pymc_sghmc.diagnostics import configurational_temperature
+from pymc_sghmc.diagnostics import check_bias, configurational_temperature
 
 CHAINS, D, CHUNK = 4, 50, 100_000
+ROWS = re.compile(r"control variates of ([\d,]+) rows|minibatches of ([\d,]+) rows")
 SETUP = re.compile(r"(\d+) passes over the data, ([\d.]+) s")
 
 
@@ -75,7 +78,7 @@ def logistic_model(X, y):
     return model
 
 
-def measure(n_rows, settings, **sample):
+def measure(n_rows, settings, with_check, **sample):
     """One row of the table, made in this process."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
@@ -93,7 +96,12 @@ def measure(n_rows, settings, **sample):
             start = time.perf_counter()
             idata = pm.sample(step=step, chains=CHAINS, progressbar=False, **sample)
             row["sample_seconds"] = seconds_since(start)
-        passes, setup_seconds = map(float, SETUP.search(said[0]).groups())
+        if with_check:
+            start = time.perf_counter()
+            check_bias(idata, model)
+            row["check_bias_seconds"] = seconds_since(start)
+        log = "\n".join(said)
+        passes, setup_seconds = map(float, SETUP.search(log).groups())
     row |= {
         "passes": passes,
         "setup_seconds": setup_seconds,
@@ -103,7 +111,10 @@ def measure(n_rows, settings, **sample):
     x = idata.posterior["beta"].transpose("chain", "draw", ...).values
     stats = idata.sample_stats
     cv = np.asarray(stats["control_variates"].values, dtype=float).mean()
-    n_steps, [batch_size] = step.settings["n_steps"], step.tuner.gradient.data.batch_sizes
+    n_steps = float(stats["inner_steps"].values.mean())
+    [batch_size] = step.tuner.gradient.data.batch_sizes
+    if found := ROWS.search(log):  # batch_size="auto"
+        batch_size = int((found[1] or found[2]).replace(",", ""))
     evaluations = x.shape[0] * x.shape[1] * n_steps * batch_size * (1 + cv)
     ess = over_unknowns(az.ess, x)
     parallel = min(CHAINS, sample["cores"])
@@ -190,13 +201,14 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--markdown", action="store_true", help="print a table as well")
+    parser.add_argument("--check-bias", action="store_true", help="time check_bias as well")
     parser.add_argument("--set", nargs="+", default=[], type=setting, metavar="KEY=VALUE")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     warnings.simplefilter("ignore")  # of forks, of BLAS; PyMC's and ours about the run are logged
     sample = dict(draws=args.draws, tune=args.tune, cores=args.cores, random_seed=args.seed)
     if args.worker:
-        print(json.dumps(measure(args.rows[0], dict(args.set), **sample)))
+        print(json.dumps(measure(args.rows[0], dict(args.set), args.check_bias, **sample)))
         return
     load, runs = [round(os.getloadavg()[0], 1)], {}
     rest = [arg for arg in sys.argv[1:] if arg != "--markdown"]
