@@ -208,6 +208,6 @@ def _parquet():
         import pyarrow.parquet
     except ImportError as error:
         raise ImportError(
-            "ParquetLoader needs pyarrow: pip install pyarrow, or pymc-sghmc[parquet]."
+            "ParquetLoader needs pyarrow. Install it: pip install pyarrow."
         ) from error
     return pyarrow.parquet

@@ -118,6 +118,6 @@ def _pyplot(caller):
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise ImportError(
-            f"{caller} needs matplotlib: pip install matplotlib, or pymc-sghmc[examples]."
+            f"{caller} needs matplotlib. Install it: pip install matplotlib."
         ) from error
     return plt
