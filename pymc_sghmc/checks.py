@@ -1,5 +1,7 @@
 """Checks of arguments that samplers share."""
 
+import difflib
+import inspect
 import math
 
 from functools import partial
@@ -7,12 +9,14 @@ from functools import partial
 import numpy as np
 
 from pymc.initial_point import make_initial_point_fn
+from pymc.model import Model, modelcontext
 from pymc.util import get_value_vars_from_user_vars
 
 from pymc_sghmc.faults import Fault
 from pymc_sghmc.schedules import Phase
 
 __all__ = [
+    "check_call",
     "check_matrix_size",
     "checked_friction",
     "checked_schedule",
@@ -29,13 +33,85 @@ __all__ = [
 ]
 
 MAX_MATRIX = 20_000  # unknowns; such a matrix has 3.2 GB
+# What other packages and spellings call an argument of ours.
+OTHER_NAMES = {
+    "batchsize": "batch_size",
+    "center": "centre",
+    "centering": "centring",
+    "epsilon": "learning_rate",
+    "eta": "learning_rate",
+    "lr": "learning_rate",
+    "marginalise": "marginalize",
+    "minibatch_size": "batch_size",
+    "n_leapfrog": "n_steps",
+    "step_size": "learning_rate",
+}
+
+
+def check_call(sampler, vars, names, model) -> Model:
+    """Check how a step method is called, before anything else looks at its arguments.
+
+    Parameters
+    ----------
+    sampler : type
+        The class of the step method.
+    vars : object
+        Its first argument, the variables to sample.
+    names : iterable of str
+        Names of the arguments that are given.
+    model : pm.Model or None
+        Its argument ``model``.
+
+    Returns
+    -------
+    pm.Model
+        The model that the step is for.
+
+    Raises
+    ------
+    TypeError
+        If an argument doesn't exist, ``vars`` can't be variables, or there is no model.
+    """
+    name = sampler.__name__
+    if isinstance(vars, int | float | np.number) and not isinstance(vars, bool):
+        raise TypeError(
+            f"{name}({vars!r}): the first argument is vars, the variables to sample. "
+            f"For a number of rows write {name}(batch_size={vars!r})."
+        )
+    arguments = list(inspect.signature(sampler.__init__).parameters)[1:]
+    for argument in names:
+        if argument not in arguments:
+            raise TypeError(_unexpected(name, argument, arguments))
+    try:
+        return modelcontext(model)
+    except TypeError:
+        raise TypeError(
+            f"{name} was made outside a model. Make the step inside `with model:`, or pass model=. "
+            "With Bambi call model.build() first, and make the step inside "
+            "`with model.backend.model:`."
+        ) from None
+
+
+def _unexpected(sampler, argument, arguments):
+    """Say that a sampler has no such argument, and which one may be meant."""
+    if argument == "batch_size":
+        return (
+            f"{sampler}(batch_size=...): {sampler} uses all rows for each gradient and has no batch_size. "
+            "Leave it out, or use SGHMC, which samples from minibatches."
+        )
+    other = OTHER_NAMES.get(argument.lower())
+    near = [other] if other in arguments else difflib.get_close_matches(argument, arguments, 1)
+    if near:
+        return f"{sampler} has no argument {argument!r}. Did you mean {near[0]!r}?"
+    return f"{sampler} has no argument {argument!r}. It has {', '.join(arguments)}."
 
 
 def continuous_variables(vars, model, sampler) -> list:
     """Value variables to sample, in the model's order, which is that of PyMC's points."""
-    chosen = (
-        model.continuous_value_vars if vars is None else get_value_vars_from_user_vars(vars, model)
-    )
+    if vars is None:
+        chosen = model.continuous_value_vars
+    else:
+        chosen = get_value_vars_from_user_vars(_variables(vars, model, sampler), model)
     discrete = [var.name for var in chosen if not var.dtype.startswith("float")]
     if discrete:
         raise ValueError(
@@ -45,6 +121,21 @@ def continuous_variables(vars, model, sampler) -> list:
     if not chosen:
         raise ValueError(f"{sampler}: the model has no continuous unknowns to sample.")
     return [var for var in model.value_vars if var in set(chosen)]
+
+
+def _variables(vars, model, sampler) -> list:
+    """Return variables, of which some may be given by name."""
+    chosen = []
+    for var in vars if isinstance(vars, list | tuple) else [vars]:
+        if isinstance(var, str):
+            if var not in model.named_vars:
+                raise ValueError(
+                    f"{sampler}(vars=...): the model has no variable {var!r}. Its free variables are "
+                    f"{quoted(rv.name for rv in model.free_RVs)}."
+                )
+            var = model[var]
+        chosen.append(var)
+    return chosen
 
 
 def starting_point(model, initial_point) -> dict:

@@ -23,6 +23,8 @@ from pymc.util import get_random_generator
 from pytensor.tensor.subtensor import indices_from_subtensor
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
+from pymc_sghmc.checks import check_call
+
 try:  # PyTensor 3 (PyMC 6). With PyMC 5's end, keep this line alone.
     from pytensor.graph.traversal import ancestors, io_toposort
 except ImportError:  # PyTensor 2 (PyMC 5.28)
@@ -122,6 +124,12 @@ class ChainSetup(BlockedStep):
     """
 
     one_blas_thread = nullcontext
+
+    def __new__(cls, *args, **kwargs):
+        """Check the call first: PyMC's own ``__new__`` takes any argument and fails obscurely."""
+        vars = args[0] if args else kwargs.get("vars")
+        kwargs["model"] = check_call(cls, vars, kwargs, kwargs.get("model"))
+        return super().__new__(cls, *args, **kwargs)
 
     def __init_subclass__(cls, **kwargs):
         """Show the arguments of ``__init__``: PyMC's ``__new__(*args, **kwargs)`` hides them (5.28, 6)."""

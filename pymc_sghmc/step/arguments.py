@@ -216,28 +216,19 @@ TYPES = {
 ARGUMENTS = {name: argument for name, (_, argument) in TYPES.items()}
 
 
-def checked(given, own=()) -> dict:
+def checked(given) -> dict:
     """Return the values of all shared arguments, of which some are given.
 
     Parameters
     ----------
     given : dict
         By name, as ``**shared`` holds them.
-    own : iterable of str
-        Names of the sampler's own arguments, for words.
 
     Raises
     ------
-    TypeError
-        If there is no argument of a name.
     ValueError
         If a value can't be.
     """
-    for name in given:
-        if name not in ARGUMENTS:
-            raise TypeError(
-                f"unexpected argument {name!r}; there are {', '.join(['vars', *own, *ARGUMENTS])}."
-            )
     return {
         name: argument.check(name, given.get(name, argument.default))
         for name, argument in ARGUMENTS.items()

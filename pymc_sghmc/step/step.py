@@ -81,7 +81,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
     def __init__(
         self, vars, own, friction="auto", noise=None, /, **shared: Unpack[SharedArguments]
     ):
-        given, name = checked(shared, own), type(self).__name__
+        given, name = checked(shared), type(self).__name__
         model, schedule = modelcontext(given["model"]), schedule_of(given["learning_rate"])
         self.settings, self.blocked = compared(given) | own, given["blocked"]
         self.vars = continuous_variables(vars, model, name)

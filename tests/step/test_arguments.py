@@ -20,7 +20,7 @@ import pytest
 from table import SAMPLERS, PaperSGLD
 from targets import linear_regression
 
-from pymc_sghmc import SGHMC, SGLD, schedules
+from pymc_sghmc import QNHMC, SGHMC, SGLD, GammaGibbs, schedules
 from pymc_sghmc.step.arguments import ARGUMENTS, SharedArguments, checked, compared
 from pymc_sghmc.step.step import StochasticGradientStep
 
@@ -129,13 +129,58 @@ def test_types_and_texts_are_declared_in_one_order():
 
 
 @every_class
-@pytest.mark.parametrize("name", ["batch_sise", "restart_every", "args"])
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("batch_sise", "batch_size"),
+        ("batchsize", "batch_size"),
+        ("center", "centre"),
+        ("marginalise", "marginalize"),
+        ("step_size", "learning_rate"),
+    ],
+)
 @pytest.mark.parametrize("blocked", [True, False])
-def test_unknown_argument_is_refused_with_those_there_are(model, cls, name, blocked):
-    with pytest.raises(TypeError) as error:
+def test_an_argument_that_is_nearly_right_is_named(model, cls, name, meant, blocked):
+    with pytest.raises(TypeError, match=f"no argument '{name}'. Did you mean '{meant}'"):
         cls(model=model, blocked=blocked, **{name: 3}, **BY_HAND)
+
+
+@every_class
+def test_unknown_argument_is_refused_with_those_there_are(model, cls):
+    with pytest.raises(TypeError) as error:
+        cls(model=model, qqq=3, **BY_HAND)
     names = ", ".join(["vars", *own_arguments(cls), *ARGUMENTS])
-    assert str(error.value) == f"unexpected argument {name!r}; there are {names}."
+    assert str(error.value) == f"{cls.__name__} has no argument 'qqq'. It has {names}."
+
+
+@pytest.mark.parametrize("cls", [*CLASSES, QNHMC])
+def test_a_number_in_the_place_of_variables_is_a_batch_size(model, cls):
+    with model, pytest.raises(TypeError, match=r"\(500\): the first argument is vars"):
+        cls(500)
+
+
+def test_qnhmc_says_that_it_uses_all_rows(model):
+    with model, pytest.raises(TypeError, match=r"uses all rows .* and has no batch_size"):
+        QNHMC(batch_size=100)
+
+
+@pytest.mark.parametrize("cls", [*CLASSES, QNHMC, GammaGibbs])
+def test_a_step_outside_a_model_says_where_to_make_it(cls):
+    with pytest.raises(TypeError, match=r"(?s)with model:.*Bambi.*with model.backend.model:"):
+        cls()
+
+
+@every_class
+@pytest.mark.parametrize("vars", ["beta", ["beta"]])
+def test_variables_may_be_given_by_name(model, cls, vars):
+    with model:
+        step = cls(vars, **BY_HAND)
+    assert [var.name for var in step.vars] == ["beta"]
+
+
+def test_a_name_of_no_variable_is_refused_with_those_there_are(model):
+    with model, pytest.raises(ValueError, match=r"no variable 'betta'.*'beta'"):
+        SGHMC("betta")
 
 
 @every_class
@@ -151,7 +196,7 @@ def test_a_typo_costs_nothing_but_the_call(model, monkeypatch):
     arguments = {"rng": rng, "initial_point": given, "centre": given, **BY_HAND}
     before = dict(arguments)
     variables, state = list(model.value_vars), rng.bit_generator.state
-    with model, pytest.raises(TypeError, match="unexpected argument 'frictoin'"):
+    with model, pytest.raises(TypeError, match=r"no argument 'frictoin'. Did you mean 'friction'"):
         SGHMC(integrator="euler", frictoin=0.5, **arguments)
     assert not made  # it is seen before any work is done
     assert arguments == before and list(given) == ["beta"]
