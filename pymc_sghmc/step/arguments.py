@@ -123,8 +123,8 @@ class SharedArguments(TypedDict, total=False):
     learning_rate : "auto", float or callable, default "auto"
         η, in units of squared unconstrained unknowns (with a ``preconditioner``, η multiplies it
         and has no unit), or a schedule ``t -> η_t`` from `pymc_sghmc.schedules`. "auto": the
-        largest up to 0.25 in units of the posterior's variances whose predicted bias is within
-        ``target_bias``.
+        largest up to 0.25 (second order: 1) in units of the posterior's variances whose predicted
+        bias is within ``target_bias``.
     gradient : {"auto", "plain", "control_variates", "second_order"}, default "auto"
         How minibatches estimate the gradient. "control_variates" adds the difference of the
         minibatch's gradients here and at a centre to the gradient of all rows at the centre (Baker
@@ -133,7 +133,7 @@ class SharedArguments(TypedDict, total=False):
         rows' gradients as well (Dang et al. 2019), so that some ten rows a step are enough, and
         gives way to "control_variates", in words, where that is too noisy far from the centre.
         "auto" takes what mixes faster at the same bias, chain by chain, by the noise measured;
-        second order with ``batch_size="auto"``, and for effects among more than 1,000 unknowns.
+        second order with ``batch_size="auto"``, and in models with effects of groups.
     preconditioner : "auto", None, "diag", "dense" or array of shape (d,) or (d, d), default "auto"
         M⁻¹, best near the posterior (co)variance of the raveled unconstrained unknowns, in the
         order of ``model.value_vars``; ``None`` is 1. "dense" and "diag" take it from the curvature
