@@ -80,7 +80,8 @@ def check_call(sampler, vars, names, model) -> Model:
         )
     arguments = list(inspect.signature(sampler.__init__).parameters)[1:]
     for argument in names:
-        if argument not in arguments:
+        # PyMC hands model and blocked to each step that it copies, whatever its arguments are.
+        if argument not in (*arguments, "model", "blocked"):
             raise TypeError(_unexpected(name, argument, arguments))
     try:
         return modelcontext(model)
