@@ -1,4 +1,4 @@
-"""Three traps of Algorithm 2 of Fu, Luo & Zhang (2016), measured: `docs/qnhmc.md` shows the result.
+"""Three traps of Algorithm 2 of Fu, Luo & Zhang (2016), measured: `docs/explanation/qnhmc.md` shows the result.
 
 1. The accept line as printed, min{1, exp(E₁ − E₀)}.
 2. M = I with C = H⁻¹: inverse mass H⁻², which inverts the condition number.
