@@ -97,8 +97,8 @@ def _unexpected(sampler, argument, arguments):
     """Say that a sampler has no such argument, and which one may be meant."""
     if argument == "batch_size":
         return (
-            f"{sampler}(batch_size=...): {sampler} uses all rows for each gradient and has no batch_size. "
-            "Leave it out, or use SGHMC, which samples from minibatches."
+            f"{sampler}(batch_size=...): {sampler} uses all rows for each gradient and has no "
+            "batch_size. Leave it out, or use SGHMC, which samples from minibatches."
         )
     other = OTHER_NAMES.get(argument.lower())
     near = [other] if other in arguments else difflib.get_close_matches(argument, arguments, 1)
@@ -131,8 +131,8 @@ def _variables(vars, model, sampler) -> list:
         if isinstance(var, str):
             if var not in model.named_vars:
                 raise ValueError(
-                    f"{sampler}(vars=...): the model has no variable {var!r}. Its free variables are "
-                    f"{quoted(rv.name for rv in model.free_RVs)}."
+                    f"{sampler}(vars=...): the model has no variable {var!r}. Its free variables "
+                    f"are {quoted(rv.name for rv in model.free_RVs)}."
                 )
             var = model[var]
         chosen.append(var)
@@ -145,14 +145,15 @@ def starting_point(model, initial_point) -> dict:
     for name, value in (initial_point or {}).items():
         if name not in point:
             raise ValueError(
-                f"initial_point: {name!r} is no unknown on PyMC's unconstrained scale, whose names are "
-                f"{quoted(point)}. To choose where chains begin pass initvals to "
+                f"initial_point: {name!r} is no unknown on PyMC's unconstrained scale, whose "
+                f"names are {quoted(point)}. To choose where chains begin pass initvals to "
                 "pm.sample."
             )
         value = np.asarray(value)
         if value.dtype.kind not in "fiu" or value.ndim != point[name].ndim:
             raise ValueError(
-                f"initial_point: {name!r} must be numbers in {point[name].ndim} axes, not {value!r}."
+                f"initial_point: {name!r} must be numbers in {point[name].ndim} axes, not "
+                f"{value!r}."
             )
         point[name] = value.astype(point[name].dtype)
     return point
@@ -162,7 +163,8 @@ def check_matrix_size(argument, d) -> None:
     """Refuse matrices over all unknowns where there are too many."""
     if d > MAX_MATRIX:
         raise ValueError(
-            f"{argument} is a matrix over the {d} unknowns of this step, {8e-9 * d * d:.3g} GB, and is "
+            f"{argument} is a matrix over the {d} unknowns of this step, {8e-9 * d * d:.3g} GB, "
+            "and is "
             f'multiplied at every inner step. Above {MAX_MATRIX} unknowns use "diag".'
         )
 
@@ -232,9 +234,9 @@ def checked_schedule(learning_rate):
         return partial(_phase, learning_rate)
     if not is_number(learning_rate):
         raise ValueError(
-            f'learning_rate={learning_rate!r}: pass "auto", a number above zero or a schedule t -> η_t from '
-            "pymc_sghmc.schedules. About 0.01 times the smallest posterior variance is a "
-            "cautious start."
+            f'learning_rate={learning_rate!r}: pass "auto", a number above zero or a schedule t -> '
+            "η_t from pymc_sghmc.schedules. About 0.01 times the smallest posterior variance is "
+            "a cautious start."
         )
     eta = float(learning_rate)
     if not (eta > 0 and math.isfinite(eta)):
@@ -260,8 +262,8 @@ def _phase(schedule, t) -> Phase:
             continue
         if not (is_number(value) and value >= 0 and math.isfinite(value)):
             raise Fault(
-                f"learning_rate: the schedule gives the {name} {value} at inner step {t}; it must be "
-                "a finite number, not below zero"
+                f"learning_rate: the schedule gives the {name} {value} at inner step {t}; it must "
+                "be a finite number, not below zero"
             )
     return Phase(
         float(eta), float(temperature), None if weight is None else float(weight), int(cycle)
@@ -285,7 +287,8 @@ def unconstrained_point(model, point, effects=()) -> dict:
 
     Of ``effects`` that are integrated out it needs none.
     """
-    names, out = [value.name for value in model.value_vars], [effect.rv for effect in effects]
+    names = [value.name for value in model.value_vars]
+    out = [effect.rv for effect in effects]
     if all(name in point for name in names):
         return {name: np.asarray(point[name]) for name in names}
     own = {rv: model.rvs_to_values[rv].name for rv in model.free_RVs}

@@ -98,7 +98,8 @@ def _one_thread():
 
 def end_with_parent():
     """End a worker whose parent is gone: forked ones (PyMC 5.28 and 6) would wait for ever."""
-    parent, name = multiprocessing.parent_process(), multiprocessing.current_process().name
+    parent = multiprocessing.parent_process()
+    name = multiprocessing.current_process().name
     is_worker = parent is not None and name.startswith("worker_chain_")
     if is_worker and os.getpid() not in _watched:
         _watched.add(os.getpid())
@@ -165,9 +166,9 @@ def inference_data(datasets):
 def raveled_function(logp_dlogp):
     """Return the compiled function inside PyMC's ``logp_dlogp_function``: ``q -> (logp, gradient)``.
 
-    Its own call checks that values of other variables were set, which costs more than a small model's
-    gradient; PyMC's HMC goes round it in the same way (5.28 and 6). Falls back to the call. ``q`` must
-    have the function's dtype, as PyTensor doesn't check it again.
+    Its own call checks that values of other variables were set, which costs more than a small
+    model's gradient; PyMC's HMC goes round it in the same way (5.28 and 6). Falls back to the call.
+    ``q`` must have the function's dtype, as PyTensor doesn't check it again.
     """
     function = getattr(logp_dlogp, "_pytensor_function", logp_dlogp)
     function.trust_input = True

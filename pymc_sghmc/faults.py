@@ -10,7 +10,9 @@ class NonFinite(ArithmeticError):
 
     def __init__(self, position, gradient, logp, minibatch=None):
         super().__init__(position, gradient, logp, minibatch)
-        self.position, self.gradient, self.logp = position, gradient, logp
+        self.position = position
+        self.gradient = gradient
+        self.logp = logp
         self.minibatch = minibatch
 
 

@@ -38,7 +38,8 @@ class ArrayLoader:
     block_rows : int, optional
         Rows in a block. Default: the rows of a chunk, if the arrays have chunks, or 1 MB.
     buffer_rows : int, optional
-        Rows that the step holds in memory and shuffles. Default: 32 MB, or more if blocks are large.
+        Rows that the step holds in memory and shuffles. Default: 32 MB, or more if blocks are
+        large.
 
     Raises
     ------
@@ -121,7 +122,8 @@ class ParquetLoader:
     block_rows : int, default 65536
         Rows in a block, at most; row groups with more are cut.
     buffer_rows : int, optional
-        Rows that the step holds in memory and shuffles. Default: 32 MB, or more if blocks are large.
+        Rows that the step holds in memory and shuffles. Default: 32 MB, or more if blocks are
+        large.
 
     Raises
     ------
@@ -154,7 +156,8 @@ class ParquetLoader:
         self.columns = dict(columns)
         self.block_rows = _rows("block_rows", block_rows)
         self.buffer_rows = _rows("buffer_rows", buffer_rows)
-        self._groups, self._n_rows = [], 0
+        self._groups = []
+        self._n_rows = 0
         for file in self.files:
             metadata, schema = self._opened(file)
             missing = [name for name in self._flat() if name not in schema.names]
@@ -184,7 +187,8 @@ class ParquetLoader:
         return self._blocks([self._groups[i] for i in rng.permutation(len(self._groups))])
 
     def _blocks(self, groups):
-        parquet, flat = _parquet(), self._flat()
+        parquet = _parquet()
+        flat = self._flat()
         for file, group in groups:
             with parquet.ParquetFile(file) as opened:
                 for batch in opened.iter_batches(

@@ -160,10 +160,10 @@ def cyclical(learning_rate: float, period: int) -> Schedule:
 def cyclical_phases(learning_rate: float, period: int, exploration: float) -> Schedule:
     """Schedule of cyclical SGMCMC (Zhang et al. 2020, Algorithm 1): explore, then sample, in each cycle.
 
-    The learning rate is that of `cyclical`. In the first part of each cycle the temperature is 0 and
-    draws have no weight: long steps and the gradient's own noise take the chain elsewhere. In the
-    rest it samples, with weights η_t. Which draws are which, and of which cycle, is in the statistics
-    ``draw_weight`` and ``cycle``.
+    The learning rate is that of `cyclical`. In the first part of each cycle the temperature is 0
+    and draws have no weight: long steps and the gradient's own noise take the chain elsewhere. In
+    the rest it samples, with weights η_t. Which draws are which, and of which cycle, is in the
+    statistics ``draw_weight`` and ``cycle``.
 
     Parameters
     ----------
@@ -190,8 +190,8 @@ def cyclical_phases(learning_rate: float, period: int, exploration: float) -> Sc
     """
     if not 0 <= exploration < 1:
         raise ValueError(
-            f"cyclical_phases(exploration={exploration!r}): must be from 0 to below 1, the share of "
-            "each cycle that explores; at 1 nothing would be left to sample."
+            f"cyclical_phases(exploration={exploration!r}): must be from 0 to below 1, the share "
+            "of each cycle that explores; at 1 nothing would be left to sample."
         )
     return partial(_cyclical_phases, cyclical(learning_rate, period), period, exploration)
 

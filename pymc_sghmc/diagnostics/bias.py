@@ -136,8 +136,11 @@ def check_bias(idata, model, *, n_draws=400, compile_kwargs=None) -> BiasReport:
 
 
 def _report(estimates, mixed, groups, steps, left_out, jumping, draws) -> BiasReport:
-    names, d = mixed.index, len(mixed)
-    shift, heat, log_sd = estimates.mean_shift, estimates.temperature, estimates.log_sd_ratio
+    names = mixed.index
+    d = len(mixed)
+    shift = estimates.mean_shift
+    heat = estimates.temperature
+    log_sd = estimates.log_sd_ratio
     ratio = np.exp(log_sd.mean)
     columns = {
         "temperature": heat.mean,
@@ -206,9 +209,11 @@ def _weights(steps, n_chains, n_all) -> np.ndarray:
 
 def _names(posterior, unknowns, shapes) -> tuple[list[str], dict[str, slice]]:
     """Name of each entry of the unknowns, as ArviZ names it, and the entries of each variable."""
-    names, groups = [], {}
+    names = []
+    groups = {}
     for rv, shape in zip(unknowns, shapes, strict=True):
-        start, draws = len(names), posterior[rv.name].isel(chain=0, draw=0)
+        start = len(names)
+        draws = posterior[rv.name].isel(chain=0, draw=0)
         labels = [range(n) for n in shape]
         if draws.shape == shape:  # else the transform has changed it, as that of a Dirichlet does
             labels = [draws[dim].values for dim in draws.dims]
@@ -226,6 +231,6 @@ def _check_finite(positions, gradients, names) -> None:
     if bad > 0.1 * finite[..., 0].size:
         raise ValueError(
             f"check_bias: {bad} of {finite[..., 0].size} draws, or the gradients there, are not "
-            f"finite: {names[int(np.argmin(finite.mean(axis=(0, 1))))]} most often. Check that this "
-            "is the model of the run, and look at its draws."
+            f"finite: {names[int(np.argmin(finite.mean(axis=(0, 1))))]} most often. Check that "
+            "this is the model of the run, and look at its draws."
         )

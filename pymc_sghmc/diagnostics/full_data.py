@@ -58,7 +58,8 @@ def posterior_draws(idata, model) -> dict[str, np.ndarray]:
     draws = {}
     for rv in model.free_RVs:
         values = posterior[rv.name].transpose("chain", "draw", ...).values.astype(rv.dtype)
-        shape, static = values.shape[2:], rv.type.shape
+        shape = values.shape[2:]
+        static = rv.type.shape
         if len(shape) != len(static) or any(
             n not in (known, None) and known is not None
             for n, known in zip(shape, static, strict=True)
@@ -74,7 +75,8 @@ def unconstrained_draws(model, draws) -> dict[str, np.ndarray]:
     The parameters of a transform, such as the bounds of an Interval, may depend on other unknowns
     and are taken at the same draw.
     """
-    rvs, transforms = model.free_RVs, model.rvs_to_transforms
+    rvs = model.free_RVs
+    transforms = model.rvs_to_transforms
     forward = [
         rv if transforms[rv] is None else transforms[rv].forward(rv, *rv.owner.inputs) for rv in rvs
     ]
@@ -110,7 +112,8 @@ def full_data_gradients(model, draws, compile_kwargs=None) -> np.ndarray:
 
 def jumping_variables(model, draws, compile_kwargs=None) -> list[str]:
     """Names of the continuous unknowns at which the log-density of all data jumps, near a draw."""
-    logp, values = full_data_logp(model), model.continuous_value_vars
+    logp = full_data_logp(model)
+    values = model.continuous_value_vars
     conditional = conditional_unknowns(logp, values)
     if not conditional:
         return []

@@ -19,7 +19,8 @@ def mixing(positions, weights, names) -> pd.DataFrame:
     ----------
     positions : array of shape (chain, draw, d)
     weights : array of shape (chain, draw)
-        Draws that have none in some chain are left out. One chain is compared with itself, in halves.
+        Draws that have none in some chain are left out. One chain is compared with itself, in
+        halves.
     names : list of str
         Of the unknowns.
     """
@@ -46,7 +47,8 @@ def say_unmixed(table) -> list[str]:
     found = unmixed(table)
     if found.empty:
         return []
-    r_hat, ess = found["r_hat"], found["ess_bulk"]
+    r_hat = found["r_hat"]
+    ess = found["ess_bulk"]
     words = []
     if np.isinf(r_hat.max()):
         words.append(f"R-hat of {r_hat.idxmax()} is infinite, as of one that hasn't moved")

@@ -17,7 +17,8 @@ SD_TOLERANCE = np.log1p(0.05)  # what counts as right: standard deviations withi
 MEAN_TOLERANCE = 0.1  # and means within 0.1 posterior standard deviations
 VAGUE_MEAN = 0.5  # sds within which a mean must be known for a verdict
 FALSE_ALARMS = 1e-4  # of each question asked of right draws; strict, for skewed posteriors
-MANY, MOST_PRINTED = 20, 10  # unknowns, above which so many of the worst are printed alone
+MANY = 20  # unknowns, above which so many of the worst are printed alone
+MOST_PRINTED = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,8 @@ class BiasReport:
     left_out : int
         Draws left out because they or their gradients are not finite.
     jumping : list of str
-        Variables at which the log-density jumps: there gradients can't tell whether draws are right.
+        Variables at which the log-density jumps: there gradients can't tell whether draws are
+        right.
     uses_correlations : bool
         Whether ``sd_ratio`` and ``mean_shift`` allow for correlations between unknowns.
     """
@@ -119,7 +121,9 @@ class BiasReport:
 
     def _tables(self) -> list[str]:
         """Show what was estimated, unknown by unknown and by variable."""
-        d, table, lines = len(self.table), self.table, []
+        d = len(self.table)
+        table = self.table
+        lines = []
         if d > 1 and not self.uses_correlations:
             lines.append(
                 "Correlations are left out of sd_ratio and mean_shift: they take "
@@ -141,17 +145,20 @@ class BiasReport:
         if not self.jumping:
             return []
         return [
-            "This can't tell: the log-density jumps where a condition, an index or a rounded number "
-            f"changes with {', '.join(self.jumping)}, and gradients don't see it.",
-            "Make the condition smooth, or give these unknowns to pm.Slice or pm.Metropolis and all "
-            "data, which need no gradient.",
+            "This can't tell: the log-density jumps where a condition, an index or a rounded "
+            f"number changes with {', '.join(self.jumping)}, and gradients don't see it.",
+            "Make the condition smooth, or give these unknowns to pm.Slice or pm.Metropolis and "
+            "all data, which need no gradient.",
         ]
 
     def _say_sds(self) -> list[str]:
         """Say which standard deviations are off, and the remedy."""
-        single, average = self._found("sd"), self._found("average sd")
-        heat, [total] = self._found("temperature"), self.variables.loc[["(all)"]].itertuples()
-        ratio, error = self.table["sd_ratio"], self.table["sd_ratio_error"]
+        single = self._found("sd")
+        average = self._found("average sd")
+        heat = self._found("temperature")
+        [total] = self.variables.loc[["(all)"]].itertuples()
+        ratio = self.table["sd_ratio"]
+        error = self.table["sd_ratio_error"]
         worst = single.abs().idxmax() if len(single) else None
         if worst:
             text = f"The standard deviation of {worst} is {_percent(ratio[worst], error[worst])}"
@@ -166,8 +173,8 @@ class BiasReport:
             )
         elif len(heat):
             text = (
-                f"The temperature is {total.temperature:.2f} ± {total.temperature_error:.2f} times "
-                f"what it should be: combinations of unknowns vary too "
+                f"The temperature is {total.temperature:.2f} ± {total.temperature_error:.2f} "
+                "times what it should be: combinations of unknowns vary too "
                 f"{'much' if total.temperature > 1 else 'little'}, though no single one is seen to"
             )
         else:
@@ -177,8 +184,8 @@ class BiasReport:
             return [f"{text}.", "Lower learning_rate or target_bias, or raise batch_size."]
         return [
             f"{text}.",
-            "The chains haven't reached the posterior yet or move too slowly: raise tune and draws, "
-            "or leave more settings to the step.",
+            "The chains haven't reached the posterior yet or move too slowly: raise tune and "
+            "draws, or leave more settings to the step.",
         ]
 
     def _say_means(self) -> list[str]:
@@ -198,16 +205,19 @@ class BiasReport:
 
     def _worst_is_a_mean(self) -> bool:
         """Whether a mean is further off, for its tolerance, than any standard deviation."""
-        sd, mean = self._found("sd").abs().max(), self._found("mean").abs().max()
+        sd = self._found("sd").abs().max()
+        mean = self._found("mean").abs().max()
         return bool(mean / MEAN_TOLERANCE > np.nan_to_num(sd) / SD_TOLERANCE)
 
     def _say_right(self) -> list[str]:
         """Say how large a bias could have been missed, and why it isn't known better."""
-        limits, worst = {}, {}
+        limits = {}
+        worst = {}
         for name in ("sd", "mean", "average sd"):
             deviation, error = self._deviations(name)
             limit = (deviation.abs() + 2 * error).fillna(np.inf)
-            limits[name], worst[name] = limit.max(), limit.idxmax()
+            limits[name] = limit.max()
+            worst[name] = limit.idxmax()
         average, single = (f"{100 * np.expm1(limits[k]):.0f} %" for k in ("average sd", "sd"))
         why = []
         if not limits["mean"] <= VAGUE_MEAN:
@@ -227,11 +237,12 @@ class BiasReport:
         text += f"; {means}"
         lines = [f"{text} (estimate and two standard errors)."]
         if why:
-            n, ess = self.draws.sizes["chain"] * self.draws.sizes["draw"], self.mixing["ess_bulk"]
+            n = self.draws.sizes["chain"] * self.draws.sizes["draw"]
+            ess = self.mixing["ess_bulk"]
             lines.append(
                 f"Too little is known of {' and of '.join(why)}: gradients at {n} draws, and "
-                f"{ess.min():.0f} effective draws of {ess.idxmin()}, are too few for a posterior of this "
-                "shape. Raise n_draws, or sample longer."
+                f"{ess.min():.0f} effective draws of {ess.idxmin()}, are too few for a posterior "
+                "of this shape. Raise n_draws, or sample longer."
             )
         return lines
 

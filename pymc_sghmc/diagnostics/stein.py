@@ -64,10 +64,13 @@ def stein_estimates(positions, weights, thinned, gradients, groups=()) -> SteinE
     SteinEstimates
     """
     d = positions.shape[-1]
-    w_all, w = weights, weights[:, thinned]
-    theta, g = positions[:, thinned], gradients  # (chain, thinned draw, d)
+    w_all = weights
+    w = weights[:, thinned]
+    theta = positions[:, thinned]  # (chain, thinned draw, d)
+    g = gradients
     centre = _mean(positions, w_all)  # (d,)
-    u_all, u = positions - centre, theta - _mean(theta, w)
+    u_all = positions - centre
+    u = theta - _mean(theta, w)
     g_centred = g - _mean(g, w)
     virial = -u * g_centred
     variance = _mean(u**2, w)
@@ -94,7 +97,8 @@ def stein_estimates(positions, weights, thinned, gradients, groups=()) -> SteinE
         else:
             p = variance
             step = -g * p
-            fitted, fitted_all = u**2 / p, u_all**2 / p
+            fitted = u**2 / p
+            fitted_all = u_all**2 / p
         sd = np.sqrt(p)
         shift = _helped_mean(
             step / sd, (theta - centre) / sd, u_all / sd, w, w_all, fitted_unknowns
@@ -140,10 +144,11 @@ def _helped_mean(y, x, x_all, w, w_all, correction, difference=None) -> Estimate
     y = b x + rest by regression at the few draws: the mean of the rest comes from them, that of x
     from all, and their errors add as uncorrelated ones (Cochran 1977, section 12.6). On a Gaussian
     the rest vanishes, and a few gradients do as well as one at each draw. ``correction`` of the
-    rest's error is for what was fitted to it before; ``difference`` replaces the means of x over all
-    draws less that over the few.
+    rest's error is for what was fitted to it before; ``difference`` replaces the means of x over
+    all draws less that over the few.
     """
-    y_mean, x_mean = _mean(y, w), _mean(x, w)
+    y_mean = _mean(y, w)
+    x_mean = _mean(x, w)
     if difference is None:
         difference = _mean(x_all, w_all) - x_mean
     deviation = x - x_mean

@@ -104,10 +104,10 @@ def temperature_warnings(idata) -> list[SamplerWarning]:
         if abs(mean - 1) > max(0.1, 3 * error):
             if mean > 1:
                 text += (
-                    f": posterior variances are about {mean:.3g} times the true ones, as a mean over "
-                    "all directions; check_bias tells of each unknown. Lower learning_rate or "
-                    "target_bias, raise batch_size, or leave more settings to the step; where the "
-                    "posterior is far from a Gaussian, use NUTS."
+                    f": posterior variances are about {mean:.3g} times the true ones, as a mean "
+                    "over all directions; check_bias tells of each unknown. Lower learning_rate "
+                    "or target_bias, raise batch_size, or leave more settings to the step; where "
+                    "the posterior is far from a Gaussian, use NUTS."
                 )
             else:
                 text += (
@@ -117,8 +117,8 @@ def temperature_warnings(idata) -> list[SamplerWarning]:
             texts.append(text)
         elif error > 0.2:
             texts.append(
-                f"{text}, too uncertain to tell whether the posterior is right: the chains differ or "
-                "are too short. Raise tune and draws."
+                f"{text}, too uncertain to tell whether the posterior is right: the chains differ "
+                "or are too short. Raise tune and draws."
             )
     if not texts:
         return []

@@ -38,20 +38,23 @@ class Conditional:
     def __init__(self, var, model, compile_kwargs):
         rv = model.values_to_rvs[var]
         transform = model.rvs_to_transforms[rv]
-        self.name, self.rv_name, self.dtype = var.name, rv.name, var.dtype
+        self.name = var.name
+        self.rv_name = rv.name
+        self.dtype = var.dtype
         self.is_log = isinstance(transform, LogTransform)
         if transform is not None and not self.is_log:
             raise ValueError(
-                f"GammaGibbs(vars=...): {rv.name} has the transform {type(transform).__name__}, and "
-                "a Gamma-distributed unknown is any number above zero. Give it a Gamma prior, and "
-                "leave its transform as it is or set it to None; or sample it with another step."
+                f"GammaGibbs(vars=...): {rv.name} has the transform {type(transform).__name__}, "
+                "and a Gamma-distributed unknown is any number above zero. Give it a Gamma "
+                "prior, and leave its transform as it is or set it to None; or sample it with "
+                "another step."
             )
         terms = [term.sum() for term in model.logp(sum=False) if var in ancestors([term])]
         if minibatch_outputs(terms):
             raise ValueError(
                 f"GammaGibbs(vars=...): the full conditional of {rv.name} depends on data in a "
-                "pm.Minibatch, and a Gibbs step needs all rows. Put the data into the model as they "
-                "are, and pass batch_size to the step that samples the other unknowns."
+                "pm.Minibatch, and a Gibbs step needs all rows. Put the data into the model as "
+                "they are, and pass batch_size to the step that samples the other unknowns."
             )
         logp = rewrite_pregrad(sum(terms))
         outputs = [logp, pt.grad(logp, var)]
@@ -62,7 +65,8 @@ class Conditional:
         )
         # Numbers to look at, and to draw, that leave room for their squares and ratios
         info = np.finfo(var.dtype)
-        self.smallest, self.largest = 1e3 * float(info.tiny), 1e-3 * float(info.max)
+        self.smallest = 1e3 * float(info.tiny)
+        self.largest = 1e-3 * float(info.max)
         self.tolerance = 1e-6 if var.dtype == "float64" else 1e-4
 
     def draw(self, point, rng):
@@ -82,8 +86,8 @@ class Conditional:
         at = np.asarray(point[self.name], dtype=float)
         if not (self.is_log or (at > 0).all()):
             raise NotFinite(
-                f"GammaGibbs: {self.rv_name} isn't above zero. Pass other initvals to pm.sample, or "
-                f"leave {self.rv_name} to another step."
+                f"GammaGibbs: {self.rv_name} isn't above zero. Pass other initvals to pm.sample, "
+                f"or leave {self.rv_name} to another step."
             )
         rng = np.random.default_rng(0)
         factors = [rng.uniform(*bounds, size=at.shape) for bounds in FACTORS]
@@ -106,8 +110,9 @@ class Conditional:
                 if _are_finite([self._look(present, point)]):
                     raise SamplingError(self._refusal())
                 raise NotFinite(
-                    f"GammaGibbs: the log-density, or its gradient in {self.rv_name}, isn't finite. "
-                    "Check the model with model.debug(), or pass other initvals to pm.sample."
+                    f"GammaGibbs: the log-density, or its gradient in {self.rv_name}, isn't "
+                    "finite. Check the model with model.debug(), or pass other initvals to "
+                    "pm.sample."
                 )
             error = np.abs(shape - 1 - rate * x3 - h3)
             straight = error <= self.tolerance * (1 + np.abs(shape) + np.abs(rate) * x3)
@@ -123,7 +128,8 @@ class Conditional:
         """Return log p, λ ∂/∂λ log p, and λ as the model has it, which may be rounded."""
         value = self._value(x)
         logp, gradient = self.function(value, *(point[name] for name in self.others))
-        value, gradient = value.astype(float), np.reshape(gradient, np.shape(x)).astype(float)
+        value = value.astype(float)
+        gradient = np.reshape(gradient, np.shape(x)).astype(float)
         if self.is_log:  # the density of log λ has the Jacobian λ, too
             return float(logp) - value.sum(), gradient - 1, np.exp(value)
         return float(logp), gradient * value, value
@@ -131,7 +137,8 @@ class Conditional:
     def _is_gamma(self, shape, rate, one, other) -> bool:
         """Whether the density changes from one place to another as a Gamma density does."""
         (p1, _, x1), (p2, _, x2) = one, other
-        powers, exponents = (shape - 1) * np.log(x2 / x1), rate * (x2 - x1)
+        powers = (shape - 1) * np.log(x2 / x1)
+        exponents = rate * (x2 - x1)
         size = 1 + abs(p1) + abs(p2) + np.abs(powers).sum() + np.abs(exponents).sum()
         error = abs(p2 - p1 - (powers - exponents).sum())
         return bool(np.isfinite(error) and error <= self.tolerance * size)
@@ -146,8 +153,8 @@ class Conditional:
     def _refusal(self, shape=None, rate=None) -> str:
         if shape is not None:
             why = (
-                f"has shape {shape:.3g} and rate {rate:.3g}, and both must be above zero. Give it a "
-                "proper Gamma prior"
+                f"has shape {shape:.3g} and rate {rate:.3g}, and both must be above zero. Give it "
+                "a proper Gamma prior"
             )
         else:
             why = (

@@ -31,7 +31,8 @@ FIRST_WINDOW = {"dense": 100, "limited": 25}
 LONGEST_WINDOW = 1600  # more draws would cost memory and tell little
 # Draws that dense BFGS follows before the windows begin. While it follows, acceptance is lower than
 # with the same C at rest, so that it must end some time before tuning for the step size to grow.
-DRAWS_PER_UNKNOWN, MOST_FOLLOWED = 3, 600
+DRAWS_PER_UNKNOWN = 3
+MOST_FOLLOWED = 600
 LEAST_TIME = 1.0  # a turn sooner than this says that C is wrong, not that trajectories are short
 
 
@@ -89,14 +90,16 @@ def gather(curvature, position, gradient_at_it, gradient, turn=None) -> Curvatur
     try:
         if c.memory is None:
             positions, gradients = np.moveaxis(np.array(draws), 1, 0)
-            C, kept = multisecant(c.inverse_hessian, positions, gradients), len(draws)
+            C = multisecant(c.inverse_hessian, positions, gradients)
+            kept = len(draws)
         else:
             _, (centre, _), squares = draws
             variances = np.sqrt(np.maximum(squares[0], 1e-300) / np.maximum(squares[1], 1e-300))
             C = stiffest(gradient, centre, variances, c.memory)
             kept = C.values.size
     except (LinAlgError, ArithmeticError, ArpackError):  # a gradient that is zero or not finite
-        C, kept = c.inverse_hessian, 0
+        C = c.inverse_hessian
+        kept = 0
     time = max(LEAST_TIME, float(np.mean(c.turns))) if c.turns else c.turning_time
     return c._replace(
         inverse_hessian=C,
@@ -111,10 +114,14 @@ def gather(curvature, position, gradient_at_it, gradient, turn=None) -> Curvatur
 def _with_pairs(c, path):
     """C with the pairs of one trajectory; C as it was where round-off makes it indefinite."""
     d = path[0][0].size
-    C, B = c.inverse_hessian, c.inverse_hessian.matrix if c.memory is None else None
-    pairs, kept, skipped = list(c.pairs), 0, 0
+    C = c.inverse_hessian
+    B = c.inverse_hessian.matrix if c.memory is None else None
+    pairs = list(c.pairs)
+    kept = 0
+    skipped = 0
     for (theta, grad), (new_theta, new_grad) in pairwise(path):
-        s, y = new_theta - theta, grad - new_grad  # y of U = −log p
+        s = new_theta - theta  # y of U = −log p
+        y = grad - new_grad
         pair = guarded(C, s, y)
         if pair is None:
             skipped += 1

@@ -1,6 +1,7 @@
 """Gibbs steps for Gamma-distributed unknowns, such as the precisions in the papers' experiments.
 
-Knows PyMC's step protocol; what makes a conditional Gamma, and how it is found, is in `conditional`.
+Knows PyMC's step protocol; what makes a conditional Gamma, and how it is found, is in
+`conditional`.
 """
 
 import logging
@@ -43,10 +44,10 @@ class GammaGibbs(ByHandle, ChainSetup):
               = (a - 1) - b \lambda
 
     Chen et al. (2014) [1]_ alternate it with SGHMC for the precisions of Gaussian priors (their
-    section 4 and Appendix H). Shape and rate come from the model itself, from two gradients for each
-    unknown, so that any conjugate pair will do: precisions of normal priors and likelihoods, rates of
-    Poisson, exponential and Gamma ones, in any parametrisation. At every draw a third gradient and
-    the density check that the conditional is Gamma.
+    section 4 and Appendix H). Shape and rate come from the model itself, from two gradients for
+    each unknown, so that any conjugate pair will do: precisions of normal priors and likelihoods,
+    rates of Poisson, exponential and Gamma ones, in any parametrisation. At every draw a third
+    gradient and the density check that the conditional is Gamma.
 
     Parameters
     ----------
@@ -69,15 +70,15 @@ class GammaGibbs(ByHandle, ChainSetup):
     ValueError
         If the full conditional of an unknown isn't Gamma, or depends on a minibatch: a Gibbs step
         reads all rows. Where this shows for some values of the other unknowns only, the chain stops
-        there: with a ``SamplingError`` while tuning, later as at an interruption, with an error in the
-        log and the draws made so far, which then aren't draws of the posterior.
+        there: with a ``SamplingError`` while tuning, later as at an interruption, with an error in
+        the log and the draws made so far, which then aren't draws of the posterior.
 
     Notes
     -----
     Costs four gradients of the terms in which the unknown appears: no rows of the data for the
     precision of a prior. For that of a likelihood it is four passes over all data, and `SGHMC`
-    beside it takes plain minibatches, as control variates need a likelihood that only `SGHMC` moves:
-    leave such a precision to `SGHMC`.
+    beside it takes plain minibatches, as control variates need a likelihood that only `SGHMC`
+    moves: leave such a precision to `SGHMC`.
 
     The conditional is that at temperature 1.
 
@@ -148,7 +149,8 @@ class GammaGibbs(ByHandle, ChainSetup):
 
     def step(self, point):
         """Draw each unknown given all others, the ones just drawn included."""
-        n, self.n_draws = self.n_draws, -1  # a state saved in the middle of a draw is of no draw
+        n = self.n_draws  # a state saved in the middle of a draw is of no draw
+        self.n_draws = -1
         point = dict(point)
         for conditional in self.conditionals:
             try:
@@ -170,11 +172,13 @@ class GammaGibbs(ByHandle, ChainSetup):
 def _points_to_check(model, initial_point):
     """Return a point near the initial one, with the same signs, and that one: much may be zero there."""
     point = starting_point(model, initial_point)
-    rng, near = np.random.default_rng(0), {}
+    rng = np.random.default_rng(0)
+    near = {}
     for name, value in point.items():
         value = np.asarray(value)
         if value.dtype.kind == "f":
-            normals, factors = rng.normal(size=value.shape), rng.uniform(0.5, 1.5, value.shape)
+            normals = rng.normal(size=value.shape)
+            factors = rng.uniform(0.5, 1.5, value.shape)
             value = np.where(value == 0, normals, value * factors).astype(value.dtype)
         near[name] = value
     return near, point

@@ -74,7 +74,8 @@ def inverse_hessian(positions, gradients, logps):
 def update(state, density, step_size, rng, *, n_steps):
     """One draw: a proposal of HMC for the first state, which goes to the end of the queue."""
     theta, grad, logp = (part[0] for part in state)
-    epsilon, L = step_size, n_steps
+    epsilon = step_size
+    L = n_steps
     C, n_pairs = inverse_hessian(*(part[1:] for part in state))
     z = rng.standard_normal(theta.shape)
     v = C.draw(z)  # C p for p ~ N(0, C⁻¹)
@@ -104,17 +105,17 @@ def update(state, density, step_size, rng, *, n_steps):
 class HMCBFGS(HamiltonianStep):
     r"""HMC-BFGS, Hamiltonian Monte Carlo with an ensemble's L-BFGS estimate for its mass.
 
-    The peer of `QNHMC` in its paper, for comparisons; QNHMC needs fewer gradients. It goes on adapting
-    and is exact nevertheless: a chain holds ``n_states`` states, and each is moved with what the others
-    know. Draws are the states in turn, so that draws ``n_states`` apart are those of one state and
-    correlated, while those between are not. Effective sizes and R-hat of all draws mislead: take them from
-    every ``n_states``-th draw, ``idata.isel(draw=slice(None, None, 5))``.
+    The peer of `QNHMC` in its paper, for comparisons; QNHMC needs fewer gradients. It goes on
+    adapting and is exact nevertheless: a chain holds ``n_states`` states, and each is moved with
+    what the others know. Draws are the states in turn, so that draws ``n_states`` apart are those
+    of one state and correlated, while those between are not. Effective sizes and R-hat of all draws
+    mislead: take them from every ``n_states``-th draw, ``idata.isel(draw=slice(None, None, 5))``.
 
     Parameters
     ----------
     n_states : int, default 5
-        K, at least 2; 5 is the setting of Zhang & Sutton that Fu et al. (2016) take over. K = 2 has no
-        pair, and is HMC with two states.
+        K, at least 2; 5 is the setting of Zhang & Sutton that Fu et al. (2016) take over. K = 2 has
+        no pair, and is HMC with two states.
     step_size : "auto" or float, default "auto"
         ε of a leapfrog step. "auto": PyMC's dual averaging to ``target_accept`` while tuning.
     n_steps : int, default 10
@@ -133,8 +134,8 @@ class HMCBFGS(HamiltonianStep):
     Raises
     ------
     ValueError
-        If an argument is out of range, or the model has discrete unknowns: the ensemble must hold all
-        that the density depends on.
+        If an argument is out of range, or the model has discrete unknowns: the ensemble must hold
+        all that the density depends on.
 
     References
     ----------
@@ -182,8 +183,8 @@ class HMCBFGS(HamiltonianStep):
         self.settings |= {"n_steps": n_steps, "n_states": n_states}
         if self.shared:
             raise ValueError(
-                f"HMCBFGS: {', '.join(self.shared)} would be left to other steps, and its ensemble of "
-                "states holds for fixed values of them only. Use QNHMC."
+                f"HMCBFGS: {', '.join(self.shared)} would be left to other steps, and its "
+                "ensemble of states holds for fixed values of them only. Use QNHMC."
             )
         self.begin_chain(self.rng)
 

@@ -16,10 +16,14 @@ def leapfrog(position, momentum, gradient, density, step_size, inverse_hessian, 
         dθ/dt = C M⁻¹ p,        dp/dt = −C ∇U(θ)
 
     from ``position`` and ``momentum``, for ever. Reversible and volume preserving for any symmetric
-    C that is constant along the trajectory. ``density`` gives log p and its gradient. With M = C, C M⁻¹
-    is 1 and a step takes one product with C.
+    C that is constant along the trajectory. ``density`` gives log p and its gradient. With M = C, C
+    M⁻¹ is 1 and a step takes one product with C.
     """
-    q, p, epsilon, C, M = position, momentum, step_size, inverse_hessian, mass
+    q = position
+    p = momentum
+    epsilon = step_size
+    C = inverse_hessian
+    M = mass
     force = C.product(gradient)
     while True:
         p = p + epsilon / 2 * force  # Algorithm 2, lines 6 and 11

@@ -8,8 +8,8 @@ Algorithm 2, with C an estimate of the inverse Hessian of U that is fixed within
     p ← p − ½ε C ∇U(q);  L times: q ← q + ε C M⁻¹ p, p ← p − ε C ∇U(q), the last one halved
     accept q with probability min{1, exp(E₀ − E₁)}
 
-The paper prints exp(E₁ − E₀). With p = C p̃ this is HMC of inverse mass C M⁻¹ C: M = C makes it C, M = I
-makes it C². Exact for any C and M that don't depend on the chain's position.
+The paper prints exp(E₁ − E₀). With p = C p̃ this is HMC of inverse mass C M⁻¹ C: M = C makes it C,
+M = I makes it C². Exact for any C and M that don't depend on the chain's position.
 """
 
 import math
@@ -35,7 +35,8 @@ MAX_DENSE = 1000
 # m of limited memory: O(md) stays below a fifth of a gradient of 1 ms at d = 5,000.
 MEMORY = 10
 # Unknowns up to which eigenvalues are those of each draw's C; above, of up to so many draws ago.
-MAX_EXACT, MAX_STALE = 200, 20
+MAX_EXACT = 200
+MAX_STALE = 20
 
 
 class QNHMCState(NamedTuple):
@@ -55,16 +56,21 @@ def init(position, density):
 def update(state, density, step_size, rng, *, inverse_hessian, mass, n_steps, path=None, follow=0):
     """Algorithm 2 of Fu et al. (2016), lines 3 to 23 without those that refresh B.
 
-    (position, gradient) of the trajectory are appended to ``path``, if there is one. ``follow`` further
-    steps are taken at most, without a bearing on the draw, to see when the trajectory turns back.
-    Returns the state, statistics, and that time.
+    (position, gradient) of the trajectory are appended to ``path``, if there is one. ``follow``
+    further steps are taken at most, without a bearing on the draw, to see when the trajectory turns
+    back. Returns the state, statistics, and that time.
     """
     theta, grad, logp = state
-    epsilon, C, M, L = step_size, inverse_hessian, mass, n_steps
+    epsilon = step_size
+    C = inverse_hessian
+    M = mass
+    L = n_steps
     z = rng.standard_normal(theta.shape)
     p = M.draw(z)  # line 4
     E0 = -logp + z @ z / 2  # line 5, eq. 2: pᵀM⁻¹p = zᵀz
-    new, E1, turn = None, math.inf, None
+    new = None
+    E1 = math.inf
+    turn = None
     points = leapfrog(theta, p, grad, density, epsilon, C, M)  # lines 6 to 15
     for i, (q, p, logp_q, grad_q) in enumerate(islice(points, L + follow), start=1):
         if not (-logp_q - E0 <= LARGEST_ERROR and np.isfinite(grad_q).all()):
@@ -89,13 +95,13 @@ def update(state, density, step_size, rng, *, inverse_hessian, mass, n_steps, pa
 class QNHMC(HamiltonianStep):
     r"""Quasi-Newton Hamiltonian Monte Carlo.
 
-    HMC on all data with a BFGS estimate C of the inverse Hessian learnt while tuning, for posteriors
-    that are badly scaled or correlated:
+    HMC on all data with a BFGS estimate C of the inverse Hessian learnt while tuning, for
+    posteriors that are badly scaled or correlated:
 
     .. math:: \dot\theta = C M^{-1} p, \qquad \dot p = -C \nabla U(\theta)
 
-    Exact: once tuning stops, C, step size and the law of the number of steps stay as they are. Nothing
-    needs to be set.
+    Exact: once tuning stops, C, step size and the law of the number of steps stay as they are.
+    Nothing needs to be set.
 
     Parameters
     ----------
@@ -105,21 +111,22 @@ class QNHMC(HamiltonianStep):
         ε of a leapfrog step, in posterior standard deviations if C is right. "auto": PyMC's dual
         averaging to ``target_accept`` while tuning.
     n_steps : "auto", int or pair of int, default "auto"
-        L, leapfrog steps of a trajectory. "auto": a random part, .35 to .75, of the time after which
-        trajectories turned back while tuning; on a Gaussian that is around a quarter of a period, after
-        which a draw forgets the last one. An int is the paper's fixed number, which can fall in step
-        with a period of the posterior; a pair (lowest, highest) is drawn uniformly.
+        L, leapfrog steps of a trajectory. "auto": a random part, .35 to .75, of the time after
+        which trajectories turned back while tuning; on a Gaussian that is around a quarter of a
+        period, after which a draw forgets the last one. An int is the paper's fixed number, which
+        can fall in step with a period of the posterior; a pair (lowest, highest) is drawn
+        uniformly.
     mass : "inverse_hessian", "identity" or array of shape (d,) or (d, d), default "inverse_hessian"
-        M. "inverse_hessian": M = C, which makes the dynamics those of HMC with inverse mass C and takes
-        the condition number out. "identity" is the paper's, with inverse mass C², which inverts the
-        condition number instead. An array is constant.
+        M. "inverse_hessian": M = C, which makes the dynamics those of HMC with inverse mass C and
+        takes the condition number out. "identity" is the paper's, with inverse mass C², which
+        inverts the condition number instead. An array is constant.
     memory : int, optional
-        m: limited-memory BFGS with so many curvature pairs and O(md) per step. Default: dense BFGS up
-        to 1,000 unknowns, above that 10 pairs.
+        m: limited-memory BFGS with so many curvature pairs and O(md) per step. Default: dense BFGS
+        up to 1,000 unknowns, above that 10 pairs.
     adapt : {"tune", "always"}, default "tune"
         "tune": C is frozen when tuning stops, so that the chain after it is exactly invariant.
-        "always" is the paper's Algorithm 2 to the letter, which follows the trajectories for ever. Its
-        draws are biased, and a warning says so.
+        "always" is the paper's Algorithm 2 to the letter, which follows the trajectories for ever.
+        Its draws are biased, and a warning says so.
     target_accept : float, default 0.8
         Mean acceptance probability for the step size, as NUTS's.
     model : pm.Model, optional
@@ -205,8 +212,9 @@ class QNHMC(HamiltonianStep):
         self.settings |= {"n_steps": n_steps, "memory": memory, "adapt": adapt, "mass": mass}
         if adapt == "always":
             warnings.warn(
-                'QNHMC(adapt="always"): the inverse Hessian goes on following the chain, whose draws '
-                "are biased for it, however many there are; neither R-hat nor the acceptance rate "
+                'QNHMC(adapt="always"): the inverse Hessian goes on following the chain, whose '
+                "draws are biased for it, however many there are; neither R-hat nor the "
+                "acceptance rate "
                 'shows that. Use it to compare with the paper, and adapt="tune" for a posterior.',
                 UserWarning,
                 stacklevel=2,
@@ -216,7 +224,8 @@ class QNHMC(HamiltonianStep):
     def begin(self):
         """Forget what was learnt."""
         self.curvature = curvatures.begin(self.d, self.memory, for_ever=self.adapt == "always")
-        self.extremes, self.noticed = (None, (1.0, 1.0)), False
+        self.extremes = (None, (1.0, 1.0))
+        self.noticed = False
 
     def draw(self, state, step_size):
         """One proposal; while adapting, C and the turning time from it."""
@@ -271,7 +280,8 @@ class QNHMC(HamiltonianStep):
 
     def _notice(self):
         """Words for the first draw, where tuning was too short to learn C."""
-        c, needed = self.curvature, self.d if self.memory is None else self.memory
+        c = self.curvature
+        needed = self.d if self.memory is None else self.memory
         if self.tune or c.kept >= needed or self.noticed:
             return None
         self.noticed = True

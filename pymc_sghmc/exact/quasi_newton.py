@@ -77,7 +77,8 @@ class LowRank(NamedTuple):
     values: np.ndarray  # Λ, (r,), positive
 
     def _power(self, v, power):
-        Q, Lambda = self.vectors, self.values
+        Q = self.vectors
+        Lambda = self.values
         return v + Q @ ((Lambda**power - 1) * (Q.T @ v))
 
     def product(self, v):
@@ -141,10 +142,11 @@ def guarded(inverse_hessian, s, y, damping=DAMPING):
       pairs in heavy tails and near points of inflection do without end. y is mixed with C⁻¹s until
       equality (Powell's damping; Nocedal & Wright 2006, procedure 18.2), so that C widens by
       1/``damping`` at most.
-    - s and y at nearly right angles in coordinates in which C is 1: the update would widen B by up to
-      one over the squared cosine along s. Skipped, and so is what isn't finite.
+    - s and y at nearly right angles in coordinates in which C is 1: the update would widen B by up
+      to one over the squared cosine along s. Skipped, and so is what isn't finite.
     """
-    sy, predicted = s @ y, inverse_hessian.inverse_product(s)
+    sy = s @ y
+    predicted = inverse_hessian.inverse_product(s)
     square = (s @ predicted) * (y @ inverse_hessian.product(y))
     if not (math.isfinite(square) and sy > SMALLEST_COSINE * math.sqrt(max(square, 0.0))):
         return None
@@ -164,19 +166,22 @@ def bfgs(B, s, y):
 
 
 def lbfgs(variances, S, Y):
-    r"""Limited-memory BFGS from the diagonal B₀ of ``variances``, (d,), and m pairs, columns of S and Y, oldest first.
+    r"""Limited-memory BFGS from a diagonal B₀ and m pairs.
 
+    B₀ has the ``variances``, (d,), on its diagonal; pairs are the columns of S and Y, oldest first.
     The compact form of Byrd, Nocedal & Schnabel (1994, eq. 2.6), brought to orthonormal directions
-    by a thin QR as in Pathfinder (Zhang et al. 2022), in O(m²d). With the same pairs and B₀ it equals
-    `bfgs` applied m times. Raises ``LinAlgError`` where round-off makes it indefinite.
+    by a thin QR as in Pathfinder (Zhang et al. 2022), in O(m²d). With the same pairs and B₀ it
+    equals `bfgs` applied m times. Raises ``LinAlgError`` where round-off makes it indefinite.
     """
     scale = np.sqrt(variances)
     m = S.shape[1]
     if not m:
         return diagonal(scale)
-    S, Y = S / scale[:, None], Y * scale[:, None]  # in coordinates in which B₀ = I
+    S = S / scale[:, None]  # in coordinates in which B₀ = I
+    Y = Y * scale[:, None]
     norms = np.linalg.norm(S, axis=0)  # a pair may be scaled without changing B
-    S, Y = S / norms, Y / norms
+    S = S / norms
+    Y = Y / norms
     R = np.triu(S.T @ Y)
     inverse = solve_triangular(R, np.eye(m))
     corner = inverse.T @ (np.diag(np.diag(R)) + Y.T @ Y) @ inverse
@@ -193,10 +198,11 @@ def multisecant(inverse_hessian, positions, gradients):
     r"""Positive definite B that solves all secant equations of many draws at once.
 
     With deviations from the mean S of positions and Y of gradients, B Y = S has an exact solution
-    on a Gaussian only. B Yᵀ Y B = SᵀS has one and only one positive definite solution for any draws:
-    the geometric mean of the positions' covariance and of the inverse of the gradients' covariance,
-    which minimises the Fisher divergence between the draws and N(μ, B) (Seyboldt, Carlson &
-    Carpenter 2026, arXiv:2603.18845). It averages over the draws, where `bfgs` follows the last ones.
+    on a Gaussian only. B Yᵀ Y B = SᵀS has one and only one positive definite solution for any
+    draws: the geometric mean of the positions' covariance and of the inverse of the gradients'
+    covariance, which minimises the Fisher divergence between the draws and N(μ, B) (Seyboldt,
+    Carlson & Carpenter 2026, arXiv:2603.18845). It averages over the draws, where `bfgs` follows
+    the last ones.
 
     Parameters
     ----------
@@ -235,7 +241,8 @@ def stiffest(gradient, centre, variances, memory, step=1e-3):
     step : float
         Length of s in units of σ.
     """
-    scale, d = np.sqrt(variances), centre.size
+    scale = np.sqrt(variances)
+    d = centre.size
     if d == 1:
         return diagonal(scale)
     here = gradient(centre)

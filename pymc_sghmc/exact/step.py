@@ -48,9 +48,9 @@ class HamiltonianState(StepMethodState):
 class HamiltonianStep(ChainSetup, GradientSharedStep):
     """A step method made of a sampler's ``init`` and ``update``.
 
-    Subclasses hold a signature, its checks and its documentation, and define ``begin()``, which resets
-    what they learn, and ``draw(state, step_size) -> (state, info)``. ``info`` holds statistics, and under
-    ``notice`` words for the user.
+    Subclasses hold a signature, its checks and its documentation, and define ``begin()``, which
+    resets what they learn, and ``draw(state, step_size) -> (state, info)``. ``info`` holds
+    statistics, and under ``notice`` words for the user.
 
     Parameters
     ----------
@@ -145,8 +145,8 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
     def density(self, position):
         """Return log p and its gradient, in double precision; −∞ where they can't be computed.
 
-        Far out on a trajectory a model may factorise a matrix that isn't positive definite or divide by
-        zero. That is a divergence, as in PyMC's HMC, and no reason to lose the run.
+        Far out on a trajectory a model may factorise a matrix that isn't positive definite or
+        divide by zero. That is a divergence, as in PyMC's HMC, and no reason to lose the run.
         """
         try:
             logp, gradient = self.function(position.astype(self.dtype, copy=False))
@@ -163,9 +163,11 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
 
     def astep(self, q0):
         """Make one draw."""
-        wall, process = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
+        process = time.process_time()
         position = np.asarray(q0.data, dtype=float)
-        # The gradient at the last draw is known, unless another step has changed what it depends on.
+        # The gradient at the last draw is known, unless another step has changed what it depends
+        # on.
         if (
             self.state is None
             or self.shared
@@ -179,7 +181,8 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
             self.state, info = self.draw(self.state, step_size)
         if self.is_auto:
             self.step_adapt.update(info["accept"], adapt)
-        notice, warning = info.pop("notice", None), None
+        notice = info.pop("notice", None)
+        warning = None
         if notice:
             warning = SamplerWarning(WarningType.BAD_PARAMS, notice, "warn", self.iter_count)
         elif info["diverging"]:
@@ -206,8 +209,8 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
             return
         raise SamplingError(
             f"{type(self).__name__}: the log-density of {', '.join(self.var_names)} is "
-            f"{self.state.logp:.3g} at the chain's position, or its gradient isn't finite. Check the "
-            "model with model.debug(), or pass other initvals to pm.sample."
+            f"{self.state.logp:.3g} at the chain's position, or its gradient isn't finite. Check "
+            "the model with model.debug(), or pass other initvals to pm.sample."
         )
 
     @staticmethod

@@ -51,7 +51,8 @@ class AroundExpansion(AroundCentre):
 
     def symbolic(self, position, reports=False) -> tuple:
         """Return log p̃ and ∇ log p̃ at a symbolic position, and what they take: see `MinibatchGradient`."""
-        graph, (logp, grad, inputs) = self.density.graph, self._symbols
+        graph = self.density.graph
+        (logp, grad, inputs) = self._symbols
         weights, drawn, fixed = symbolic_weights(graph, self.data, self.order)
         new = {graph.position: position, **weights}
         logp, grad = clone_replace([logp, grad], new, rebuild_strict=False)
@@ -62,5 +63,6 @@ class AroundExpansion(AroundCentre):
         anchor = self.anchor
         if self._placed is None or self._placed.order is not anchor.order:
             self._placed = RowWeights(self.density.function, anchor.order, anchor.inputs)
-        fixed, others = self._placed.fixed(self.data), (*arrays, *self.density.given)
+        fixed = self._placed.fixed(self.data)
+        others = (*arrays, *self.density.given)
         return (self._one, *fixed, *self._placed.tables, *others)

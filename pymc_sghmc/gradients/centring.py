@@ -41,8 +41,12 @@ class Centring:
         self.places = {one.value.name: unknowns.places[one.value.name] for one in found}
         sizes = [place.stop - place.start for place in self.places.values()]
         self.as_written = np.repeat([one.written for one in found], sizes)
-        self.weights, self.is_free, self.fitted = self.as_written, True, None
-        self._found, self._unknowns, self._point = found, unknowns, point
+        self.weights = self.as_written
+        self.is_free = True
+        self.fitted = None
+        self._found = found
+        self._unknowns = unknowns
+        self._point = point
         self._to_model = self._from_model = None
 
     def of_effects(self, values):
@@ -69,7 +73,8 @@ class Centring:
         weights : TensorVariable
             λ, an input of the graphs.
         """
-        unknowns, weights = self._unknowns, pt.dvector("centring")
+        unknowns = self._unknowns
+        weights = pt.dvector("centring")
         graphs, variables, log_jacobian, *ways = written_in(self._found, graphs, unknowns, weights)
         functions = []
         for way, inputs in zip(ways, (variables, list(unknowns.variables)), strict=True):

@@ -52,7 +52,9 @@ class ControlVariates(AroundCentre):
     _own = (*AroundCentre._own, "_plain_order")
 
     def __init__(self, gradient):
-        self.density, self.data, self.passes = gradient.density, gradient.data, gradient.passes
+        self.density = gradient.density
+        self.data = gradient.data
+        self.passes = gradient.passes
         self._plain_order = gradient.order
         self._symbols = self.row_function = None
         if gradient.order.independent:
@@ -68,7 +70,9 @@ class ControlVariates(AroundCentre):
         """Take θ̂, and L with LLᵀ near the posterior covariance; return the passes over all rows."""
         dtype = self.density.dtype
         position = centre.astype(dtype)
-        order, tables, passes = self._plain_order, [], 1
+        order = self._plain_order
+        tables = []
+        passes = 1
         if order.independent:
             few = sum(self.data.n_rows) <= N_FEW_ROWS
             shape = (N_LEVERAGE_PROBES if few else N_LEVERAGE_PROBES // 4, centre.size)
@@ -110,16 +114,19 @@ class ControlVariates(AroundCentre):
     def noise_over_rows(self, positions, coordinates, rng) -> np.ndarray:
         """Diagonal of V in φ, its mean over ``positions``, from all rows with random signs.
 
-        Unbiased, and best where minibatches tell least: of an effect that few rows know of. Three passes
-        for each position.
+        Unbiased, and best where minibatches tell least: of an effect that few rows know of. Three
+        passes for each position.
         """
-        passes, centre, total = self.passes, self.anchor.centre, np.zeros(self.density.d)
+        passes = self.passes
+        centre = self.anchor.centre
+        total = np.zeros(self.density.d)
         everything = tuple(np.arange(n) for n in self.data.n_rows)
         weights = self.anchor.order.weights(everything)
         for k, n in enumerate(self.data.batch_sizes):
             if not self.data.is_noisy[k]:
                 continue
-            ones, n_rows = np.ones(self.data.n_rows[k]), self.data.n_rows[k]
+            ones = np.ones(self.data.n_rows[k])
+            n_rows = self.data.n_rows[k]
             roots = np.sqrt(weights[k].astype(float) * n_rows)  # 1/√q, q a row's probability
             resting = passes.weighted_gradient(centre, k, ones)
             for position in positions:
@@ -136,8 +143,12 @@ class ControlVariates(AroundCentre):
         graph = self.density.graph
         weights, drawn, fixed = symbolic_weights(graph, self.data, self.order)
         if self._symbols is None:
-            own, prior_weight, grad = graph.position, graph.prior_weight, graph.gradient
-            centre, anchor, tables = own.type("centre_of_control_variates"), own.type("anchor"), []
+            own = graph.position
+            prior_weight = graph.prior_weight
+            grad = graph.gradient
+            centre = own.type("centre_of_control_variates")
+            anchor = own.type("anchor")
+            tables = []
             none = {own: centre, prior_weight: pt.zeros((), dtype=prior_weight.dtype)}
             [there] = clone_replace([grad], none, rebuild_strict=False)
             grad = grad - there + anchor
@@ -152,7 +163,8 @@ class ControlVariates(AroundCentre):
         centre, _, anchor, order, tables = self.anchor
         if self._placed is None or self._placed.order is not order:
             self._placed = RowWeights(self.density.function, order, tables)
-        fixed, others = self._placed.fixed(self.data), (*arrays, *self.density.given)
+        fixed = self._placed.fixed(self.data)
+        others = (*arrays, *self.density.given)
         return (self._one, *fixed, centre, anchor, *self._placed.tables, *others)
 
 
@@ -164,7 +176,8 @@ def _with_row_terms(density, data):
     """
     if density.likelihood_needs_others or density.marginal is not None:
         return None
-    graph, variables = density.graph, density.graph.variables
+    graph = density.graph
+    variables = density.graph.variables
     batches = [group.batches for group in graph.groups]
     cut = row_terms(graph.terms, variables, batches, graph.point)
     if cut is None:

@@ -19,8 +19,8 @@ class Coordinates:
     Parameters
     ----------
     factor : array of shape (d,), (d, d) or (1 + 2k, 1, d), optional
-        L, a number for each unknown, a lower triangular matrix, or `low_rank`; a variable of a graph
-        serves, too. Default: 1, φ is θ.
+        L, a number for each unknown, a lower triangular matrix, or `low_rank`; a variable of a
+        graph serves, too. Default: 1, φ is θ.
     """
 
     def __init__(self, factor=None):
@@ -138,8 +138,8 @@ def checked_preconditioner(preconditioner, d, schedule):
     if isinstance(preconditioner, str):
         if preconditioner not in ("auto", "diag", "dense"):
             raise ValueError(
-                f'preconditioner={preconditioner!r}: pass "auto", None, "diag", "dense" or an array '
-                f"of shape ({d},) or ({d}, {d})."
+                f'preconditioner={preconditioner!r}: pass "auto", None, "diag", "dense" or an '
+                f"array of shape ({d},) or ({d}, {d})."
             )
         if preconditioner == "dense":
             check_matrix_size('preconditioner="dense"', d)

@@ -72,7 +72,8 @@ class LogDensity:
         Unknowns that are integrated out, group by group, see `Marginal`.
     """
 
-    # whether what rows say, and what they say of integrated effects, depends on other steps' unknowns
+    # whether what rows say, and what they say of integrated effects, depends on other steps'
+    # unknowns
     likelihood_needs_others = property(lambda self: bool(self.needed_by_likelihood))
     nodes_need_others = property(lambda self: bool(self.marginal and self.needed_by_likelihood))
 
@@ -88,7 +89,8 @@ class LogDensity:
         may_centre=False,
         effects_of_groups=(),
     ):
-        data, without = data or {}, tuple(effect.rv for effect in effects_of_groups)
+        data = data or {}
+        without = tuple(effect.rv for effect in effects_of_groups)
         lengths = {name: n_rows or len(array) for name, array in data.items()}
         rest, groups = minibatch_log_density(model, batch_size, point, lengths, without)
         sources = [source for group in groups for source in group.full_data]
@@ -97,27 +99,35 @@ class LogDensity:
         arrays = [_input_like(source, array.dtype, f"data_{i}") for i, (source, array) in held]
         rows = [pt.lvector(f"rows_{i}") for i in range(len(groups))]
         # The prior and each row have weights: 1 and N/n, or others for parts of the whole.
-        terms, numbers, self.marginal = [group.log_likelihood for group in groups], list(rows), None
+        terms = [group.log_likelihood for group in groups]
+        numbers = list(rows)
+        self.marginal = None
         if effects_of_groups:
             of_model = model, effects_of_groups, groups, rest, self.sources, point, unknowns.d
             self.marginal = marginal(*of_model)
-            k, kept = self.marginal.place, self.marginal.kept
-            terms[k], numbers[k] = self.marginal.term(rows[k]), self.marginal.row_numbers(rows[k])
+            k = self.marginal.place
+            kept = self.marginal.kept
+            terms[k] = self.marginal.term(rows[k])
+            numbers[k] = self.marginal.row_numbers(rows[k])
             if kept.groups.size:
-                unknowns, rest = unknowns.with_parts(kept.parts, point), rest + kept.prior
+                unknowns = unknowns.with_parts(kept.parts, point)
+                rest = rest + kept.prior
                 point = unknowns.of(point)
-        self.unknowns, variables = unknowns, list(unknowns.variables)
+        self.unknowns = unknowns
+        variables = list(unknowns.variables)
         batches = [(batch, i) for g, i in zip(groups, numbers, strict=True) for batch in g.batches]
         taken = zip(batches, arrays, strict=True)
         gathered = {batch: array[idx].astype(batch.dtype) for (batch, idx), array in taken}
         self.compile_kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
         found = effects(model, terms, unknowns) if may_centre and groups else []
-        self.centring, weights = Centring(found, unknowns, point) if found else None, []
+        self.centring = Centring(found, unknowns, point) if found else None
+        weights = []
         held = self.marginal.held if self.marginal else {}
         if found:
             graphs = [rest, *terms, *held.values()]
             (rest, *graphs), variables, *weights = self.centring.write(graphs, self.compiled)
-            terms, held = graphs[: len(terms)], dict(zip(held, graphs[len(terms) :], strict=True))
+            terms = graphs[: len(terms)]
+            held = dict(zip(held, graphs[len(terms) :], strict=True))
         prior_weight = pt.scalar("prior_weight")
         row_weights = [pt.vector(f"row_weights_{i}") for i in range(len(groups))]
         weighted = [(w * rows).sum() for w, rows in zip(row_weights, terms, strict=True)]
@@ -137,7 +147,8 @@ class LogDensity:
             shift = {self.marginal.shift: self.marginal.shift_from(position)}
             outputs = clone_replace(outputs, shift, rebuild_strict=False)
         logp, gradient, *by_row = outputs
-        self.d, self.dtype = unknowns.d, unknowns.dtype
+        self.d = unknowns.d
+        self.dtype = unknowns.dtype
         self.weights_dtype = np.dtype(prior_weight.dtype)
         given += [*weights, *(self.marginal.inputs if self.marginal else ())]
         weighing = position, prior_weight, row_weights
@@ -145,7 +156,8 @@ class LogDensity:
         outputs = logp, gradient, by_row, rest, terms
         self.graph = Graph(groups, point, *weighing, *inputs, *outputs, gathered)
         inputs = [position, prior_weight, *row_weights, *rows, *arrays, *given]
-        self.function, self._n_inputs = self.compiled(inputs, [logp, gradient]), len(inputs)
+        self.function = self.compiled(inputs, [logp, gradient])
+        self._n_inputs = len(inputs)
         self.condition_on(point)
         self.group_effects = GroupEffects(self, unknowns.variables) if self.marginal else None
 
@@ -189,7 +201,8 @@ class LogDensity:
     def place_nodes(self, data, position, factor=None) -> None:
         """Let nodes of quadrature lie where effects of groups are given a position.
 
-        With a ``factor``, L with LLᵀ near the posterior covariance, they follow what moves from there.
+        With a ``factor``, L with LLᵀ near the posterior covariance, they follow what moves from
+        there.
         """
         self.set_nodes(
             self.marginal.n_nodes, self.group_effects.place(self, data, position, factor)
@@ -230,7 +243,8 @@ class LogDensity:
         return copied
 
     def __getstate__(self):
-        # Workers get no graph, which holds the model's containers; of data they get those of `rows`.
+        # Workers get no graph, which holds the model's containers; of data they get those of
+        # `rows`.
         return {**self.__dict__, "graph": None, "sources": None}
 
 

@@ -12,7 +12,8 @@ __all__ = ["EffectDraws", "where"]
 
 HARD = 2.5  # times as dense as a proposal: four steps more leave an eighth of its error
 # Nodes for each number of a group, by how many these are: to look for hard ones, and to draw them.
-COARSE, FINE = {1: 31, 2: 9, 3: 5}, {1: 31, 2: 15, 3: 7}
+COARSE = {1: 31, 2: 9, 3: 5}
+FINE = {1: 31, 2: 15, 3: 7}
 
 
 class EffectDraws:
@@ -22,17 +23,20 @@ class EffectDraws:
     ----------
     marginal : Marginal
     joint : function
-        Log-density of some units' rows and numbers, and location and factor of the Gaussian like it, and of that
-        like the prior.
+        Log-density of some units' rows and numbers, and location and factor of the Gaussian like
+        it, and of that like the prior.
     """
 
     def __init__(self, marginal, joint):
-        self.marginal, self._joint, self._hard = marginal, joint, None
+        self.marginal = marginal
+        self._joint = joint
+        self._hard = None
 
     def _proposal(self, position, shift, inputs, n, n_nodes):
         """Return the log-density of n units' numbers, a mean and a proposal: over nodes, if there are any.
 
-        These lie where rows and prior are, and where the prior alone is: groups that rows tell little of may be in either.
+        These lie where rows and prior are, and where the prior alone is: groups that rows tell
+        little of may be in either.
         """
 
         def level(u):
@@ -53,7 +57,8 @@ class EffectDraws:
         marginal = self.marginal
         if self._hard is None or self._hard[0] is not marginal.slopes:
             position = density.to_model(marginal.centre.astype(density.dtype))
-            shift, of_units = np.zeros_like(marginal.centre), marginal.units.groups
+            shift = np.zeros_like(marginal.centre)
+            of_units = marginal.units.groups
             is_hard = np.zeros(of_units.size, dtype=bool)
             is_kept = np.isin(of_units, marginal.kept.groups)
             units = np.flatnonzero(~is_kept & (marginal.k in COARSE))
@@ -71,19 +76,25 @@ class EffectDraws:
         Returns
         -------
         values : dict
-            Of the model's unknowns; NaN of other groups than ``groups``, where they are given. Those of
-            kept groups are the position's own.
+            Of the model's unknowns; NaN of other groups than ``groups``, where they are given.
+            Those of kept groups are the position's own.
         accepted : float
             Share of the steps.
         """
-        marginal, k, shift = self.marginal, self.marginal.k, position - self.marginal.centre
-        of_units, is_wanted = marginal.units.groups, np.full(marginal.n_groups, groups is None)
+        marginal = self.marginal
+        k = self.marginal.k
+        shift = position - self.marginal.centre
+        of_units = marginal.units.groups
+        is_wanted = np.full(marginal.n_groups, groups is None)
         if groups is not None:
             is_wanted[groups] = True
         is_wanted[marginal.kept.groups] = False
         position = density.to_model(position.astype(density.dtype))
-        numbers, moved, tried = np.full((marginal.n_groups, k), np.nan), 0, 0
-        wanted, is_hard = is_wanted[of_units], self._are_hard(density, data)
+        numbers = np.full((marginal.n_groups, k), np.nan)
+        moved = 0
+        tried = 0
+        wanted = is_wanted[of_units]
+        is_hard = self._are_hard(density, data)
         for own, n_nodes in ((wanted & ~is_hard, 0), (wanted & is_hard, FINE.get(k))):
             for chunk, inputs in by_row(density, data, marginal.place, np.flatnonzero(own)):
                 given = position, shift, inputs, len(chunk.rows)
@@ -93,8 +104,10 @@ class EffectDraws:
                     new, share = proposal.draw(rng)
                     share += level(new)
                     takes = np.log(rng.random(last.size)) < share - last
-                    u, last = where(takes, new, u), np.where(takes, share, last)
-                    moved, tried = moved + takes.sum() * (i > 0), tried + last.size * (i > 0)
+                    u = where(takes, new, u)
+                    last = np.where(takes, share, last)
+                    moved = moved + takes.sum() * (i > 0)
+                    tried = tried + last.size * (i > 0)
                 numbers[of_units[chunk.rows]] = u
         drawn = density.unknowns.unravel(position, marginal.by_name(numbers))
         return {name: drawn[name] for name in marginal.names}, moved / max(1, tried)

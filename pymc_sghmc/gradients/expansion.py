@@ -57,14 +57,19 @@ def expand(gradient, centre, factor) -> tuple[Expansion, float]:
     factor : array
         L with LLᵀ near the posterior covariance, as of `Coordinates`.
     """
-    data, dtype, d = gradient.data, gradient.density.dtype, centre.size
-    position, coordinates = centre.astype(dtype), Coordinates(factor)
+    data = gradient.data
+    dtype = gradient.density.dtype
+    d = centre.size
+    position = centre.astype(dtype)
+    coordinates = Coordinates(factor)
     n_pairs = N_PAIRS if sum(data.n_rows) <= N_FEW_ROWS else N_PAIRS // 4
     z = np.random.default_rng(0).standard_normal((n_pairs, d))
     z = z @ factor.T if factor.ndim == 2 else [coordinates.to_theta(one) for one in z]
     shifts = [sign * far * shift for far in DISTANCES for shift in z for sign in (1, -1)]
     probes = [(centre + shift).astype(dtype) for shift in shifts]
-    logp, slope, hessian = 0.0, np.zeros(d), 0.0
+    logp = 0.0
+    slope = np.zeros(d)
+    hessian = 0.0
     tables = [
         np.empty((n, q.size), dtype=dtype)
         for n, q in zip(data.n_rows, gradient.quadratics, strict=True)
@@ -72,7 +77,8 @@ def expand(gradient, centre, factor) -> tuple[Expansion, float]:
     leverages = [np.zeros(n) for n in data.n_rows]
     with np.errstate(all="ignore"):
         for rows, inputs, k in _blocks(gradient):
-            q, here = gradient.quadratics[k], gradient.first(position, *inputs)[k].astype(float)
+            q = gradient.quadratics[k]
+            here = gradient.first(position, *inputs)[k].astype(float)
             C = q.symmetric(gradient.second(position, *inputs)[k].astype(float))
             log_likelihood, c, zeta = _parts(here, q.m)
             dc, dzeta = np.empty((2, rows.size, len(probes), q.m))
@@ -129,7 +135,8 @@ def is_right(gradient, centre, factor) -> bool:
 
     A check on the user's own model, before its chains depend on graphs that were cut.
     """
-    dtype, coordinates = gradient.density.dtype, Coordinates(factor)
+    dtype = gradient.density.dtype
+    coordinates = Coordinates(factor)
     shift = coordinates.to_theta(np.random.default_rng(1).standard_normal(centre.size))
     tolerance = np.finfo(dtype).eps ** 0.25
     for rows, inputs, k in _blocks(gradient, CHECKED_ROWS):
@@ -148,13 +155,16 @@ def is_right(gradient, centre, factor) -> bool:
 
 def noise_at(gradient, points, coordinates) -> list:
     """See `SecondOrder.noise_at`."""
-    anchor, d = gradient.anchor, gradient.density.d
-    n_groups, dtype = len(gradient.quadratics), gradient.density.dtype
+    anchor = gradient.anchor
+    d = gradient.density.d
+    n_groups = len(gradient.quadratics)
+    dtype = gradient.density.dtype
     centre = anchor.centre.astype(float)
     squares, sums = np.zeros((2, len(points), n_groups, d))
     with np.errstate(all="ignore"):
         for rows, inputs, k in _blocks(gradient):
-            q, table = gradient.quadratics[k], anchor.tables[k][rows].astype(float)
+            q = gradient.quadratics[k]
+            table = anchor.tables[k][rows].astype(float)
             C = q.symmetric(table[:, 1 + q.m :])
             J = _jacobian(gradient, k, centre, coordinates, inputs)
             rarity = anchor.order.pools[k].size / anchor.order.counts[k][rows]
@@ -172,7 +182,8 @@ def _blocks(gradient, n_rows=None):
 
     With ``n_rows`` only so many of each group.
     """
-    data, d = gradient.data, gradient.density.d
+    data = gradient.data
+    d = gradient.density.d
     spread = (np.linspace(0, n - 1, min(n_rows or n, n)).astype(int) for n in data.n_rows)
     subset = n_rows and tuple(spread)
     for chunk in data.chunks(subset):
@@ -213,7 +224,8 @@ def fitted(left, dzeta):
     if left.shape[-1] == 1:
         square = np.square(dzeta).sum(axis=1)[..., None]
         return (dzeta * left).sum(axis=1)[..., None] / np.where(square > 0, square, 1.0)
-    S, R = dzeta.swapaxes(1, 2) @ dzeta, left.swapaxes(1, 2) @ dzeta
+    S = dzeta.swapaxes(1, 2) @ dzeta
+    R = left.swapaxes(1, 2) @ dzeta
     values, vectors = np.linalg.eigh(S)
     R = vectors.swapaxes(1, 2) @ (R + R.swapaxes(1, 2)) @ vectors
     sums = values[:, :, None] + values[:, None, :]

@@ -24,8 +24,8 @@ ROUNDING = 1e-10  # of a log-density, relative
 OVERFLOW = {"posinf": 1e80, "neginf": -1e80}  # what stands for derivatives where they overflow
 BENT = 1e-4  # of a log-likelihood, relative: more than rounding
 KINKS = (
-    "its rows have kinks or jumps, as those of a Laplace distribution or a quantile regression, which no number of "
-    "nodes suits"
+    "its rows have kinks or jumps, as those of a Laplace distribution or a quantile regression, "
+    "which no number of nodes suits"
 )
 
 
@@ -41,9 +41,11 @@ class GroupEffects:
     """
 
     def __init__(self, density, variables):
-        graph, marginal = density.graph, density.marginal
+        graph = density.graph
+        marginal = density.marginal
         self.marginal = marginal
-        numbers, units = pt.dmatrix("numbers"), graph.rows[marginal.place]
+        numbers = pt.dmatrix("numbers")
+        units = graph.rows[marginal.place]
         parts = marginal.derivatives(units, numbers)
         n = len(parts)
         outputs = [*parts, *marginal.gaussian(units), *marginal.gaussian(units, of_prior=True)]
@@ -60,16 +62,22 @@ class GroupEffects:
     def place(self, density, data, position, factor=None) -> tuple:
         """Return pseudo-observations, their slopes, the position and modes, as `Marginal.use` takes them.
 
-        Slopes are those between half a posterior sd to either side, of which ``factor`` tells; without
-        it there are none.
+        Slopes are those between half a posterior sd to either side, of which ``factor`` tells;
+        without it there are none.
         """
-        marginal, position = self.marginal, position.astype(float)
-        k, d, table = marginal.k, position.size, np.zeros_like(marginal.table)
-        slopes, is_smooth, is_straight = np.zeros((len(table), k, d)), False, True
+        marginal = self.marginal
+        position = position.astype(float)
+        k = marginal.k
+        d = position.size
+        table = np.zeros_like(marginal.table)
+        slopes = np.zeros((len(table), k, d))
+        is_smooth = False
+        is_straight = True
         modes = np.zeros((len(table), k))
         all_of_them = np.arange(marginal.n_integrated)
         for chunk, inputs in by_row(density, data, marginal.place, all_of_them):
-            units, start = chunk.rows, np.zeros((chunk.rows.size, k))
+            units = chunk.rows
+            start = np.zeros((chunk.rows.size, k))
             u, *parts, P = self._found(density, position, start, inputs)
             modes[units] = u
             table[units], lam = self._pseudo_observations(u, *parts)
@@ -87,8 +95,10 @@ class GroupEffects:
     @np.errstate(all="ignore")
     def follow(self, density, data, position):
         """Let nodes lie where effects are now, given a position and what other steps have sampled."""
-        marginal, position = self.marginal, position.astype(float)
-        table, units = np.zeros_like(marginal.table), np.arange(marginal.n_integrated)
+        marginal = self.marginal
+        position = position.astype(float)
+        table = np.zeros_like(marginal.table)
+        units = np.arange(marginal.n_integrated)
         shift = (position - marginal.centre).astype(float)
         for chunk, inputs in by_row(density, data, marginal.place, units):
             u, *parts, _ = self._found(density, position, marginal.modes[chunk.rows], inputs)
@@ -108,7 +118,8 @@ class GroupEffects:
         table : array
             Their pseudo-observations there.
         """
-        found, table = [np.empty(0, int)], [self.marginal.table[:0]]
+        found = [np.empty(0, int)]
+        table = [self.marginal.table[:0]]
         for chunk, inputs in by_row(density, data, self.marginal.place, units):
             zeros = np.zeros((chunk.rows.size, self.marginal.k))
             u, _, _, A, _, P = self._found(density, position, zeros, inputs)
@@ -132,7 +143,8 @@ class GroupEffects:
 
     def _slopes(self, density, position, factor, u, lam, inputs):
         """How fast the value of pseudo-observations moves, (n, k, d), with precision ``lam``."""
-        coordinates, found = Coordinates(factor), []
+        coordinates = Coordinates(factor)
+        found = []
         for one in np.eye(position.size):
             sides = []
             for sign in (0.5, -0.5):
@@ -154,7 +166,8 @@ class GroupEffects:
     def _looked_at(self, density, position, u, P, inputs):
         """Whether log-likelihoods have second derivatives within a prior sd of u, and whether they bend."""
         own = density.to_model(position.astype(density.dtype))
-        shift, precision = position - self.marginal.centre, np.einsum("naa->na", P)
+        shift = position - self.marginal.centre
+        precision = np.einsum("naa->na", P)
         sd = 1 / np.sqrt(np.where(precision > 0, precision, 1.0))
         sides = [self._derivatives(own, shift, u + side * sd, *inputs) for side in (-1, 0, 1)]
         below, there, above = (side[0] for side in sides)
@@ -167,19 +180,25 @@ class GroupEffects:
         A step after which the density is lower is halved until it isn't.
         """
         own = density.to_model(position.astype(density.dtype))
-        shift, step, level, kept = position - self.marginal.centre, np.zeros_like(u), -np.inf, None
+        shift = position - self.marginal.centre
+        step = np.zeros_like(u)
+        level = -np.inf
+        kept = None
         for _ in range(MOST_ROUNDS):
             likelihood, prior, *new = self._derivatives(own, shift, u + step, *inputs)
             found = likelihood + prior
             is_lower = np.isfinite(level) & ~(found >= level - ROUNDING * np.abs(level))
             if kept is not None:
                 new = [where(is_lower, old, x) for old, x in zip(kept, new, strict=True)]
-            kept, level = new, np.where(is_lower, level, found)
+            kept = new
+            level = np.where(is_lower, level, found)
             u = where(is_lower, u, u + step)
             g, H, g0, H0, P, S, h = (np.nan_to_num(x, **OVERFLOW) for x in new)
             has_none = ~P.any(axis=(1, 2), keepdims=True)  # a prior without a Gaussian like it
-            bowl, hill = has_none * positive(-H0), has_none * positive(H0)
-            lam, P = positive(-H) + bowl, positive(P)
+            bowl = has_none * positive(-H0)
+            hill = has_none * positive(H0)
+            lam = positive(-H) + bowl
+            P = positive(P)
             A = lam + P
             newton = np.linalg.solve(_regular(A), (g + g0)[..., None])[..., 0]
             scale = np.einsum("nab,na,nb->n", P + bowl + hill, newton, newton)

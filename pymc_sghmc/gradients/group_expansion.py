@@ -19,10 +19,8 @@ __all__ = ["GroupExpansion", "group_expansion"]
 
 MOST_UNKNOWNS = 20  # that functions are quadratic in
 MOST_BYTES = 2**31  # of their coefficients
-WIDE, FAR = (
-    1.2,
-    3.0,
-)  # sds: of points that functions are fitted at, and of more that leverages count
+WIDE = 1.2  # sds: of points that functions are fitted at, and of more that leverages count
+FAR = 3.0
 N_FAR = 8
 STEP = 1e-3  # sds, of differences
 SOME = 4000  # units by which noise is measured
@@ -38,14 +36,20 @@ class GroupExpansion(AroundExpansion):
     """
 
     def __init__(self, gradient):
-        self.density, self.data, self.passes = gradient.density, gradient.data, gradient.passes
-        graph, d = self.density.graph, self.density.d
+        self.density = gradient.density
+        self.data = gradient.data
+        self.passes = gradient.passes
+        graph = self.density.graph
+        d = self.density.d
         own, (units,), (weights,) = graph.position, graph.rows, graph.row_weights
-        centre, anchor = own.type("centre_of_control_variates"), own.type("anchor")
-        level, hessian = pt.dscalar("level"), pt.matrix("hessian", dtype=own.dtype)
+        centre = own.type("centre_of_control_variates")
+        anchor = own.type("anchor")
+        level = pt.dscalar("level")
+        hessian = pt.matrix("hessian", dtype=own.dtype)
         table = pt.matrix("quadratics", dtype=own.dtype)
         known = weights @ table[units]
-        slope, curvature = anchor - known[1 : 1 + d], hessian - known[1 + d :][_places(d)]
+        slope = anchor - known[1 : 1 + d]
+        curvature = hessian - known[1 + d :][_places(d)]
         shift = own - centre
         turned = curvature @ shift
         logp = graph.logp + level - known[0] + (shift * (slope + 0.5 * turned)).sum()
@@ -70,7 +74,9 @@ class GroupExpansion(AroundExpansion):
         NonFinite
             If the log-likelihood isn't finite at or around θ̂.
         """
-        d, dtype, coordinates = centre.size, self.density.dtype, Coordinates(factor)
+        d = centre.size
+        dtype = self.density.dtype
+        coordinates = Coordinates(factor)
         rng = np.random.default_rng(0)
         n = 1 + d + d * (d + 1) // 2
         half = WIDE * rng.standard_normal((n, d))
@@ -110,17 +116,22 @@ class GroupExpansion(AroundExpansion):
 
     def noise_at(self, points, coordinates) -> list:
         """Variance of the gradient in φ from minibatches of one group, by some of them."""
-        d, anchor, dtype = self.density.d, self.anchor, self.density.dtype
-        pool, counts = anchor.order.pools[0], anchor.order.counts[0]
+        d = self.density.d
+        anchor = self.anchor
+        dtype = self.density.dtype
+        pool = anchor.order.pools[0]
+        counts = anchor.order.counts[0]
         units = pool[np.random.default_rng(0).integers(pool.size, size=SOME)].astype(np.int64)
         units = np.sort(units) if self.data.n_rows[0] > SOME else np.arange(self.data.n_rows[0])
         every = units.size == self.data.n_rows[0]
         weight = np.ones(units.size) if every else pool.size / counts[units] / units.size
         rarity = pool.size / counts[units]
         squares, sums = np.zeros((2, len(points), 1, d))
-        steps, start = [STEP * coordinates.to_theta(one) for one in np.eye(d)], 0
+        steps = [STEP * coordinates.to_theta(one) for one in np.eye(d)]
+        start = 0
         for chunk, inputs in by_row(self.density, self.data, 0, units):
-            some, here = chunk.rows, slice(start, start + chunk.rows.size)
+            some = chunk.rows
+            here = slice(start, start + chunk.rows.size)
             start = here.stop
             table = anchor.tables[0][some].astype(float)
             C = table[:, 1 + d :][:, _places(d)]
@@ -142,7 +153,8 @@ class GroupExpansion(AroundExpansion):
 
 def group_expansion(gradient) -> GroupExpansion | str:
     """Make the gradient of groups where that can be, or say why it can't: of a density with a `Marginal`."""
-    data, d = gradient.data, gradient.density.d
+    data = gradient.data
+    d = gradient.density.d
     if len(data.n_rows) > 1:
         return "there are likelihoods with other rows"
     if d > MOST_UNKNOWNS:
@@ -154,7 +166,8 @@ def group_expansion(gradient) -> GroupExpansion | str:
 
 def _places(d):
     """Where the entries of a symmetric matrix lie among those of its lower triangle, (d, d)."""
-    places, lower = np.zeros((d, d), dtype=int), np.tril_indices(d)
+    places = np.zeros((d, d), dtype=int)
+    lower = np.tril_indices(d)
     places[lower] = np.arange(lower[0].size)
     return np.maximum(places, places.T)
 

@@ -32,7 +32,8 @@ def sparse(shapes) -> Callable | None:
     callable or None
         None where there would be too many columns.
     """
-    found, start = [], 0
+    found = []
+    start = 0
     for shape in shapes:
         size = math.prod(shape)
         places = start + np.arange(size).reshape(shape)
@@ -61,7 +62,8 @@ class Full:
     """
 
     def __init__(self, zetas, centre, sds):
-        here, self.n_points = zetas(centre), 1 + centre.size
+        here = zetas(centre)
+        self.n_points = 1 + centre.size
         self.J = np.empty((*here.shape, centre.size))
         for i, sd in enumerate(sds):
             point = centre.copy()
@@ -94,8 +96,8 @@ class Full:
 class Sparse:
     """Derivatives of some rows, where a row depends on one unknown of each of some ``columns`` at most.
 
-    With one number j of each of d unknowns ζ tells which it is that it depends on: moved together they
-    move it by J, and moved by j each by jJ.
+    With one number j of each of d unknowns ζ tells which it is that it depends on: moved together
+    they move it by J, and moved by j each by jJ.
 
     Parameters
     ----------
@@ -107,8 +109,12 @@ class Sparse:
 
     def __init__(self, zetas, centre, sds, columns):
         here = zetas(centre)
-        self._zetas, self._centre, self._here, self._sds = zetas, centre, here, FAR * sds
-        self.n_points, self._columns = 1, columns
+        self._zetas = zetas
+        self._centre = centre
+        self._here = here
+        self._sds = FAR * sds
+        self.n_points = 1
+        self._columns = columns
         self.places = np.zeros((*here.shape, len(columns)), dtype=np.int64)
         self.J = np.zeros(self.places.shape)
         for k, column in enumerate(columns):
@@ -130,7 +136,8 @@ class Sparse:
 
     def is_right(self) -> bool:
         """Whether rows depend on one unknown of each column at most, by a third number of each."""
-        rng, tolerance = np.random.default_rng(0), np.finfo(self._here.dtype).eps ** 0.25
+        rng = np.random.default_rng(0)
+        tolerance = np.finfo(self._here.dtype).eps ** 0.25
         for k, column in enumerate(self._columns):
             by = np.zeros(self._centre.size)
             by[column] = rng.uniform(-1, 1, column.size)
@@ -144,7 +151,8 @@ class Sparse:
 
     def _by_row(self, c):
         """Jᵀc of each row, (n, d)."""
-        n, d = len(self.J), self._centre.size
+        n = len(self.J)
+        d = self._centre.size
         ends = np.arange(n + 1) * self.places[0].size
         entries = (self.J * c[..., None]).ravel(), self.places.ravel(), ends
         return csr_array(entries, shape=(n, d))
@@ -152,7 +160,8 @@ class Sparse:
     def hessian(self, C):
         """Σ JᵀCJ with C of each row, (n, m, m)."""
         n, m, k = self.J.shape
-        ends, shape = np.arange(n * m + 1) * k, (n * m, self._centre.size)
+        ends = np.arange(n * m + 1) * k
+        shape = (n * m, self._centre.size)
         J = csr_array((self.J.ravel(), self.places.ravel(), ends), shape=shape, copy=True)
         J.eliminate_zeros()
         C = bsr_array((C, np.arange(n), np.arange(n + 1)), shape=(n * m, n * m))
@@ -185,7 +194,8 @@ class Sparse:
         forces = forces * scales[None]
         forces = csr_array(forces)
         forces.sum_duplicates()
-        along, cU = forces @ U.T, size[:, None] * U  # (n, r)
+        along = forces @ U.T  # (n, r)
+        cU = size[:, None] * U
         both = (forces.T @ (weights[:, None] * along)).T  # (r, d)
         square = forces.power(2).T @ weights + 2 * (both * cU).sum(axis=0)
         return square + ((along.T @ (weights[:, None] * along)) @ cU * cU).sum(axis=0)

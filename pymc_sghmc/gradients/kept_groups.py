@@ -28,7 +28,9 @@ class KeptGroups:
     """
 
     def __init__(self, rows, groups):
-        self.groups, self.parts, found = groups, [], []
+        self.groups = groups
+        self.parts = []
+        found = []
         for effect in rows.effects:
             shape = list(effect.shape)
             shape[effect.axis] = groups.size

@@ -1,9 +1,9 @@
 """Effects of groups integrated out: the log-likelihood of a group's rows by quadrature.
 
-∫ p(rows | u, θ) p(u | θ) du of each group, by adaptive Gauss-Hermite quadrature. Its nodes lie where
-a Gaussian is: that of the prior at θ and of one pseudo-observation of the group, remembered from a
-centre in the unit in which rows see u, so that nodes follow the scale as it moves. The gradient is
-Fisher's identity, Σ pₖ ∇ log p(rows, uₖ | θ): nodes aren't differentiated.
+∫ p(rows | u, θ) p(u | θ) du of each group, by adaptive Gauss-Hermite quadrature. Its nodes lie
+where a Gaussian is: that of the prior at θ and of one pseudo-observation of the group, remembered
+from a centre in the unit in which rows see u, so that nodes follow the scale as it moves. The
+gradient is Fisher's identity, Σ pₖ ∇ log p(rows, uₖ | θ): nodes aren't differentiated.
 
 Knows graphs of rows and their groups, no minibatches of a chain.
 """
@@ -64,8 +64,13 @@ class Marginal:
     """
 
     def __init__(self, rows, place, units, kept, d, checksums):
-        self.checksums, self.kept, d = checksums, kept, d + kept.groups.size * rows.size
-        self.rows, self.place, self.units, self.k = rows, place, units, rows.size
+        self.checksums = checksums
+        self.kept = kept
+        d = d + kept.groups.size * rows.size
+        self.rows = rows
+        self.place = place
+        self.units = units
+        self.k = rows.size
         self.n_groups = rows.n_groups
         self.n_units = int(np.count_nonzero(units.count))
         self.n_integrated = self.n_units - np.count_nonzero(units.kept >= 0)
@@ -74,12 +79,15 @@ class Marginal:
         self._effects = [(e.value.name, e.value.dtype, e.shape, e.axis) for e in rows.effects]
         self._symbols = [pt.lvector(name) for name in units._fields]
         self._table = pt.dmatrix("pseudo_observations")
-        self._nodes, self._log_weights = pt.dmatrix("nodes"), pt.dvector("log_weights")
-        self._slopes, self._centre = pt.dmatrix("slopes"), pt.dvector("centre")
+        self._nodes = pt.dmatrix("nodes")
+        self._log_weights = pt.dvector("log_weights")
+        self._slopes = pt.dmatrix("slopes")
+        self._centre = pt.dvector("centre")
         tables = self._table, self._slopes, self._centre
         self.inputs = [*self._symbols, *tables, self._nodes, self._log_weights]
         self.shift = pt.dvector("shift")  # θ − θ̂, to be put in where θ is one vector
-        self.error, self.follows = 0.0, rows.n_seen == self.k
+        self.error = 0.0
+        self.follows = rows.n_seen == self.k
         self.choice = N_NODES if self.k <= 3 else FEW_NODES
         self.use(self.choice[0], (table, slopes, np.zeros(d), modes))
 
@@ -124,12 +132,14 @@ class Marginal:
 
     def by_name(self, by_group) -> dict:
         """Return values of the model's unknowns from numbers of all groups, (groups, k)."""
-        found, start = {}, 0
+        found = {}
+        start = 0
         for name, dtype, shape, axis in self._effects:
             others = [n for i, n in enumerate(shape) if i != axis]
             stop = start + int(np.prod(others, dtype=int))
             value = by_group[:, start:stop].reshape(-1, *others)
-            found[name], start = np.moveaxis(value, 0, axis).astype(dtype), stop
+            found[name] = np.moveaxis(value, 0, axis).astype(dtype)
+            start = stop
         return found
 
     def row_numbers(self, units):
@@ -147,8 +157,8 @@ class Marginal:
     def term(self, units):
         """Log-likelihood of the rows of some units, (n,), in the model's unknowns and batches.
 
-        Where nodes lie is ``held``, to be put in after the gradient is taken. All nodes of a row of a
-        kept group are the group's numbers, of which the gradient is taken.
+        Where nodes lie is ``held``, to be put in after the gradient is taken. All nodes of a row of
+        a kept group are the group's numbers, of which the gradient is taken.
         """
         groups = self._symbols[0][units]
         local, _ = self._layout(units)
@@ -157,7 +167,8 @@ class Marginal:
         self.held = dict(zip((nodes, log_volume), own, strict=True))
         if self.kept.groups.size:
             kept = self._symbols[-1][units]
-            own, alone = self.kept.numbers[pt.maximum(kept, 0)].astype(nodes.dtype), kept >= 0
+            own = self.kept.numbers[pt.maximum(kept, 0)].astype(nodes.dtype)
+            alone = kept >= 0
             nodes = pt.where(alone[:, None], own, nodes)
         some = pt.matrix(dtype=nodes.dtype, shape=(None, self.k))
         prior = vectorize_graph(self.rows.prior(some, groups), {some: nodes})
@@ -192,10 +203,12 @@ class Marginal:
 
     def _mean_and_factor(self, units, groups):
         """Of the Gaussian of the prior and the pseudo-observations, in lists of (n,)."""
-        k, n = range(self.k), units.shape[0]
+        k = range(self.k)
+        n = units.shape[0]
         precision, linear = self.rows.prior_gaussian(groups, n)
         place = pt.minimum(units, self._table.shape[0] - 1)
-        known, d = self._table[place], self.shift.shape[0]
+        known = self._table[place]
+        d = self.shift.shape[0]
         moved = (self._slopes[place].reshape((n, self.k, d)) * self.shift).sum(axis=-1)
         b = [known[:, i] + moved[:, i] for i in k]
         columns = iter(range(self.k, self.table.shape[1]))
@@ -225,7 +238,8 @@ class Marginal:
 
     def derivatives(self, units, numbers):
         """Return what placing needs: ∂, ∂² of the rows' log-likelihood and of the prior by numbers, and S."""
-        k, n = range(self.k), units.shape[0]
+        k = range(self.k)
+        n = units.shape[0]
         groups = self._symbols[0][units]
         likelihood, prior = self.given(units, numbers)
         out = [likelihood, prior]

@@ -1,9 +1,9 @@
 """Unbiased gradients from minibatches, and the two rules that all gradients of chains keep.
 
-A gradient is called with a position and a minibatch, an explicit token: the same one can be evaluated
-at two positions. It has ``density``, ``data`` and ``order``, which draws minibatches, and its graph
-for compiled inner steps: ``symbolic`` and ``fixed_inputs``. Positions are raveled unconstrained
-vectors of shape (d,). Knows no momentum and no iteration.
+A gradient is called with a position and a minibatch, an explicit token: the same one can be
+evaluated at two positions. It has ``density``, ``data`` and ``order``, which draws minibatches, and
+its graph for compiled inner steps: ``symbolic`` and ``fixed_inputs``. Positions are raveled
+unconstrained vectors of shape (d,). Knows no momentum and no iteration.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,9 @@ class MinibatchGradient:
     """
 
     def __init__(self, density, data, order):
-        self.density, self.data, self.order = density, data, order
+        self.density = density
+        self.data = data
+        self.order = order
         self.passes = Passes(density, data)
         self._one = np.ones((), dtype=density.weights_dtype)
 
@@ -66,15 +68,16 @@ class MinibatchGradient:
         Returns
         -------
         logp : TensorVariable or None
-            log p̃, where it is asked for or costs next to nothing beside the gradient: then steps of
-            a draw need no further one that reports it.
+            log p̃, where it is asked for or costs next to nothing beside the gradient: then steps
+            of a draw need no further one that reports it.
         gradient : TensorVariable
         rows : list of TensorVariable
             The rows of a minibatch of each group that isn't used whole.
         fixed : list of TensorVariable
             What `fixed_inputs` gives.
         """
-        graph, is_noisy = self.density.graph, self.data.is_noisy
+        graph = self.density.graph
+        is_noisy = self.data.is_noisy
         here = {graph.position: position}
         logp, grad = clone_replace([graph.logp, graph.gradient], here, rebuild_strict=False)
         whole = [row for row, noisy in zip(graph.rows, is_noisy, strict=True) if not noisy]

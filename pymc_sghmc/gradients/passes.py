@@ -11,7 +11,8 @@ from scipy.special import fdtri
 
 __all__ = ["Passes", "by_row"]
 
-PROBES, PROBE_ROWS = 100, 20  # sums of rows that tell how much rows differ
+PROBES = 100  # sums of rows that tell how much rows differ
+PROBE_ROWS = 20
 UNEVEN = 3.0  # times as much noise over windows as rows in random order would have
 
 
@@ -27,7 +28,8 @@ def by_row(density, data, group=None, rows=None):
     rows : array of int, optional
         Some of the group's.
     """
-    none, subset = np.zeros(1, dtype=np.int64), None
+    none = np.zeros(1, dtype=np.int64)
+    subset = None
     if rows is not None:
         subset = tuple(rows if k == group else none for k in range(len(data.n_rows)))
     for chunk in data.chunks(subset):
@@ -46,7 +48,8 @@ class Passes:
     """
 
     def __init__(self, density, data):
-        self.density, self.data = density, data
+        self.density = density
+        self.data = data
         self.order_is_checked = False
 
     def prior(self, position):
@@ -66,14 +69,17 @@ class Passes:
         subset : tuple of arrays, optional
             Numbers of rows at hand, for each group.
         """
-        logp, sums, sizes = 0.0, [np.zeros(position.shape)], [0]
+        logp = 0.0
+        sums = [np.zeros(position.shape)]
+        sizes = [0]
         for window, group, rows, weight, arrays in self.data.chunks(subset):
             if window == len(sums):
                 sums.append(np.zeros(position.shape))
                 sizes.append(0)
             minibatch = self.data.part(group, rows)._replace(arrays=arrays)
             part = self._weighted(position, 0.0, minibatch, (group, weight))
-            logp, sums[-1] = logp + float(part[0]), sums[-1] + part[1]
+            logp = logp + float(part[0])
+            sums[-1] = sums[-1] + part[1]
             sizes[-1] += rows.size
         if len(sums) > 1 and not self.order_is_checked:
             self.order_is_checked = True
@@ -92,7 +98,8 @@ class Passes:
 
     def log_density(self, position, subset=None):
         """Log-density and gradient from all rows, or from a subset of them."""
-        prior, likelihood = self.prior(position), self.likelihood(position, subset)
+        prior = self.prior(position)
+        likelihood = self.likelihood(position, subset)
         return float(prior[0]) + likelihood[0], prior[1] + likelihood[1]
 
     def leverages(self, row_function, points) -> list:
@@ -135,7 +142,8 @@ class Passes:
         if not np.isfinite(sums).all():
             return
         [at_hand] = self.data.n_at_hand
-        n, rng = min(PROBE_ROWS, at_hand), np.random.default_rng(0)
+        n = min(PROBE_ROWS, at_hand)
+        rng = np.random.default_rng(0)
         with np.errstate(all="ignore"):
             probes = [
                 self.of_rows(position, 0, rng.integers(at_hand, size=n))[1] for _ in range(PROBES)

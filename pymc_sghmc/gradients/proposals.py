@@ -26,7 +26,8 @@ class HeavyTailed:
     """
 
     def __init__(self, mean, factor):
-        self.mean, self._factor = mean, factor
+        self.mean = mean
+        self._factor = factor
         self._inverse = np.linalg.inv(factor).swapaxes(1, 2)
         self.log_det = np.log(np.einsum("naa->na", factor)).sum(axis=1)
 
@@ -62,7 +63,8 @@ class OverNodes:
     """
 
     def __init__(self, around, n_nodes, level):
-        self.around, k = around, around[0].mean.shape[1]
+        self.around = around
+        k = around[0].mean.shape[1]
         x, w = np.polynomial.hermite_e.hermegauss(n_nodes)
         self._z = np.array(list(product(x, repeat=k)))
         self._sd = WIDTH * np.array(list(product(np.gradient(x), repeat=k)))
@@ -79,7 +81,8 @@ class OverNodes:
 
     def excess(self):
         """Return how many times as dense as the t distribution the density is, at most: at the nodes, (n,)."""
-        first, k = self.around[0], self._z.shape[1]
+        first = self.around[0]
+        k = self._z.shape[1]
         constant = (
             gammaln((FREEDOM + k) / 2) - gammaln(FREEDOM / 2) - k / 2 * np.log(FREEDOM * np.pi)
         )

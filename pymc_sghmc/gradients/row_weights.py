@@ -21,10 +21,14 @@ def symbolic_weights(graph, data, order) -> tuple:
     fixed : list of TensorVariable
         What `RowWeights.fixed` gives.
     """
-    by_leverage, weights, drawn, fixed = isinstance(order, ByLeverage), {}, [], []
+    by_leverage = isinstance(order, ByLeverage)
+    weights = {}
+    drawn = []
+    fixed = []
     for row, weight, noisy in zip(graph.rows, graph.row_weights, data.is_noisy, strict=True):
         if noisy and by_leverage:
-            counts, size = pt.ivector("counts"), pt.scalar("pool_size", dtype=weight.dtype)
+            counts = pt.ivector("counts")
+            size = pt.scalar("pool_size", dtype=weight.dtype)
             weights[weight] = (size / row.shape[0] / counts[row]).astype(weight.dtype)
             fixed += [size, counts]
         else:
@@ -45,15 +49,18 @@ class RowWeights:
     """
 
     def __init__(self, function, order, tables):
-        self.order, self._by_leverage = order, isinstance(order, ByLeverage)
+        self.order = order
+        self._by_leverage = isinstance(order, ByLeverage)
         self._counts = [resident(function, c) for c in order.counts] if self._by_leverage else []
         self.tables = [resident(function, table) for table in tables]
-        self._fixed, self._weights = None, None
+        self._fixed = None
+        self._weights = None
 
     def fixed(self, data) -> list:
         """Return the values, now, of the inputs that `symbolic_weights` names ``fixed``."""
         if self._weights is not data.weights:  # minibatches have another size
-            self._fixed, self._weights = self._of(data), data.weights
+            self._fixed = self._of(data)
+            self._weights = data.weights
         return self._fixed
 
     def _of(self, data):

@@ -45,9 +45,14 @@ class SecondOrder(AroundExpansion):
     """
 
     def __init__(self, gradient, slopes, zetas, jacobian):
-        self.density, self.data, self.passes = gradient.density, gradient.data, gradient.passes
-        self.quadratics, self.zetas, self.jacobian = slopes.quadratics, zetas, jacobian
-        graph, variables = self.density.graph, slopes.variables
+        self.density = gradient.density
+        self.data = gradient.data
+        self.passes = gradient.passes
+        self.quadratics = slopes.quadratics
+        self.zetas = zetas
+        self.jacobian = jacobian
+        graph = self.density.graph
+        variables = slopes.variables
         tables = [
             pt.matrix(f"quadratics_{k}", dtype=graph.position.dtype)
             for k in range(len(slopes.cuts))
@@ -66,8 +71,10 @@ class SecondOrder(AroundExpansion):
         outputs, position = join_nonshared_inputs(graph.point, outputs, variables)
         own = graph.position
         logp, grad, *by_row = clone_replace(outputs, {position: own}, rebuild_strict=False)
-        centre, anchor = own.type("centre_of_control_variates"), own.type("anchor")
-        level, shift = pt.dscalar("level"), own - centre
+        centre = own.type("centre_of_control_variates")
+        anchor = own.type("anchor")
+        level = pt.dscalar("level")
+        shift = own - centre
         if jacobian is Full:
             hessian = [pt.matrix("hessian", dtype=own.dtype)]
             slope = hessian[0] @ shift
@@ -79,7 +86,9 @@ class SecondOrder(AroundExpansion):
         logp = logp + (shift * (anchor + 0.5 * slope)).sum() + level
         grad = (grad + anchor + slope).astype(own.dtype)
         self._symbols = logp, grad, [centre, level, anchor, *hessian, *tables]
-        weights, drawn, whole = graph.row_weights, graph.rows, [*graph.arrays, *graph.given]
+        weights = graph.row_weights
+        drawn = graph.rows
+        whole = [*graph.arrays, *graph.given]
         inputs = [own, graph.prior_weight, *weights, *drawn, *self._symbols[2], *whole]
         self._function = self.density.compiled(inputs, [logp, grad])
         n = len(slopes.cuts)
@@ -122,7 +131,8 @@ class SecondOrder(AroundExpansion):
 
 def second_order(gradient) -> SecondOrder | str:
     """Make the gradient where that can be, or say why it can't."""
-    density, data = gradient.density, gradient.data
+    density = gradient.density
+    data = gradient.data
     if not gradient.order.independent:
         return "rows are drawn without replacement"
     if density.likelihood_needs_others:
@@ -138,7 +148,8 @@ def second_order(gradient) -> SecondOrder | str:
     memory = 8 * sum(n * size for n, size in zip(data.n_rows, sizes, strict=True))
     if memory > max(FEW_BYTES, sum(array.nbytes for array in data.arrays)):
         return f"it would take {memory / 1e9:.1f} GB beside the data"
-    zetas, jacobian = _zetas(density, slopes), Full
+    zetas = _zetas(density, slopes)
+    jacobian = Full
     if density.d > MOST_UNKNOWNS:
         if is_jax(density.compile_kwargs.get("mode")):
             return f"JAX has no product of sparse matrices, as more than {MOST_UNKNOWNS:,} unknowns need"

@@ -21,12 +21,14 @@ class Target:
     """
 
     def __init__(self, gradient, coordinates):
-        self.gradient, self.coordinates = gradient, coordinates
+        self.gradient = gradient
+        self.coordinates = coordinates
         self.begin_draw(None, 0.0)
 
     def begin_draw(self, chain, centre):
         """Start the sums anew, about ``centre``; minibatches are drawn from the chain's place on."""
-        self.chain, self.centre = chain, centre
+        self.chain = chain
+        self.centre = centre
         self.virial = self.square_norm = 0.0
 
     def add(self, virial, square_norm):

@@ -36,10 +36,13 @@ class Units(NamedTuple):
     @classmethod
     def of(cls, index, n_groups, kept):
         """Return the units of rows whose groups have these numbers, and of ``kept`` groups all rows."""
-        count, order = np.bincount(index, minlength=n_groups), np.argsort(index, kind="stable")
+        count = np.bincount(index, minlength=n_groups)
+        order = np.argsort(index, kind="stable")
         start = np.cumsum(count) - count
-        sizes, own = count[kept], np.delete(np.arange(n_groups), kept)
-        full, empty = own[count[own] > 0], own[count[own] == 0]
+        sizes = count[kept]
+        own = np.delete(np.arange(n_groups), kept)
+        full = own[count[own] > 0]
+        empty = own[count[own] == 0]
         which = np.repeat(np.arange(kept.size), sizes)
         of_rows = start[kept][which] + np.arange(which.size) - (np.cumsum(sizes) - sizes)[which]
         parts = [np.full(full.size, -1), which, np.full(empty.size, -1)]
@@ -88,7 +91,8 @@ def marginal(model, effects, groups, rest, sources, point, d) -> Marginal:
             "which can't be integrated out group by group then. Leave it out of marginalize."
         )
     check_groups(model, effects, rows, terms[k], groups[k].batches, arrays, index, point)
-    n_rows, batch_size = index.size, groups[k].batch_size
+    n_rows = index.size
+    batch_size = groups[k].batch_size
     kept = KeptGroups(rows, _large(np.bincount(index), batch_size, n_rows, rows.size))
     units = Units.of(index, rows.n_groups, kept.groups)
     needed = set(ancestors(indices))
@@ -120,7 +124,7 @@ def _evaluated(index, held, n_groups):
     found = np.where(found < 0, found + n_groups, found).astype(np.int64)
     if found.min() < 0 or found.max() >= n_groups:
         raise ValueError(
-            f"marginalize: rows have groups from {found.min()} to {found.max()}, but the effects have "
-            f"{n_groups} entries. Give them one for each group."
+            f"marginalize: rows have groups from {found.min()} to {found.max()}, but the effects "
+            f"have {n_groups} entries. Give them one for each group."
         )
     return found

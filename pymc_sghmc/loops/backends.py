@@ -74,12 +74,15 @@ def loop_around(function, n_inputs: int, n_state: int, n_rows: int, gathers: lis
 
 def _python_loop(function):
     def loop(state, normals, rows, fixed):
-        sums, logp = np.zeros(3), 0.0
+        sums = np.zeros(3)
+        logp = 0.0
         for t in range(len(normals)):
             *new, more = function(*state, normals[t], *(row[t] for row in rows), *fixed)
             if not math.isfinite(more[0] + more[3]):
                 return state, t, *sums, logp
-            state, sums, logp = new, sums + more[:3], more[3]
+            state = new
+            sums = sums + more[:3]
+            logp = more[3]
         return state, len(normals), *sums, logp
 
     return loop

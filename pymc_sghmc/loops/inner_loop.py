@@ -66,8 +66,10 @@ class InnerLoop:
     """
 
     def __init__(self, update, state, target, settings, compile_kwargs, reports=False):
-        self.state_type, dtype = type(state), state.position.dtype
-        self.dtype, factor = dtype, target.coordinates.factor
+        self.state_type = type(state)
+        dtype = state.position.dtype
+        self.dtype = dtype
+        factor = target.coordinates.factor
         symbols = [_input(*field, dtype) for field in zip(state._fields, state, strict=True)]
         centre = pt.vector("centre", dtype=dtype)
         inputs = {name: _input(name, value, dtype) for name, value in settings.items()}
@@ -83,9 +85,11 @@ class InnerLoop:
             (new[1] ** 2).sum() if len(new) > 1 else pt.zeros((), dtype=dtype),
             pt.zeros((), dtype=dtype) if traced.logp is None else traced.logp,
         ]
-        self.reports, self.names = traced.logp is not None, tuple(inputs)
+        self.reports = traced.logp is not None
+        self.names = tuple(inputs)
         outputs = [*(part.astype(dtype) for part in new), pt.stack(sums).astype("float64")]
-        self.n_normals, (normals, outputs) = len(rng.drawn), rng.joined(outputs, symbols[0])
+        self.n_normals = len(rng.drawn)
+        (normals, outputs) = rng.joined(outputs, symbols[0])
         fixed = [*inputs.values(), centre, *([] if scale is None else [scale]), *traced.fixed]
         batches = {}
         if is_numba(compile_kwargs.get("mode")):  # the loop fetches rows faster than the step
@@ -98,7 +102,8 @@ class InnerLoop:
         ]
         explicit = [*symbols, normals, *batches, *traced.rows, *fixed]
         kwargs = {"on_unused_input": "ignore", **compile_kwargs}
-        self.function, self.n_inputs = compile(explicit, outputs, **kwargs), len(explicit)
+        self.function = compile(explicit, outputs, **kwargs)
+        self.n_inputs = len(explicit)
         self.function.trust_input = True
         self.n_rows = len(traced.rows)
         self.__setstate__({})
@@ -120,14 +125,18 @@ class InnerLoop:
         size = state.position.size * self.n_normals
         rows = sum(target.gradient.data.noisy_batch_sizes)
         block = max(1, BLOCK_BYTES // (8 * (size + rows)))
-        done, sums, logp, failed = 0, (0.0, 0.0, 0.0), np.nan, None
+        done = 0
+        sums = (0.0, 0.0, 0.0)
+        logp = np.nan
+        failed = None
         while done < n and failed is None:
             k, minibatches, inputs = self._block(target, rng, min(block, n - done))
             normals = standard_normals(rng, (k, size), self.dtype)
             arguments = _arrays(state), normals, minibatches.drawn, (*fixed, *inputs)
             parts, made, *more, last = self.loop(*arguments)
             logp = float(last) if self.reports and made else logp
-            state, done = self.state_type(*parts), done + made
+            state = self.state_type(*parts)
+            done = done + made
             sums = [float(a + b) for a, b in zip(sums, more)]
             if made < k:
                 failed = minibatches.one(made), normals[made]
@@ -162,8 +171,10 @@ class Replay:
     """
 
     def __init__(self, target, minibatch, normals, rng=None):
-        self._target, self._minibatch = target, minibatch
-        self._normals, self._rng = normals, rng
+        self._target = target
+        self._minibatch = minibatch
+        self._normals = normals
+        self._rng = rng
 
     def draw_minibatch(self, rng):
         """Return the minibatch."""
@@ -174,7 +185,8 @@ class Replay:
         [d] = shape
         if len(self._normals) == 0:
             [self._normals] = standard_normals(self._rng, (1, d), dtype)
-        normals, self._normals = self._normals[:d], self._normals[d:]
+        normals = self._normals[:d]
+        self._normals = self._normals[d:]
         return normals
 
     def __call__(self, position, minibatch):
@@ -186,7 +198,9 @@ class _SymbolicGradient:
     """Stands for a target while ``update`` is called on symbolic arrays."""
 
     def __init__(self, symbolic, coordinates, reports):
-        self._symbolic, self._coordinates, self._reports = symbolic, coordinates, reports
+        self._symbolic = symbolic
+        self._coordinates = coordinates
+        self._reports = reports
         self.position = None
 
     def draw_minibatch(self, rng):
@@ -214,7 +228,8 @@ class _SymbolicGenerator:
         """Return all normals of a step as one vector, and the outputs with its parts."""
         if len(self.drawn) == 1:
             return self.drawn[0], outputs
-        normals, d = pt.vector("normals", dtype=position.dtype), position.shape[0]
+        normals = pt.vector("normals", dtype=position.dtype)
+        d = position.shape[0]
         parts = {z: normals[i * d : (i + 1) * d] for i, z in enumerate(self.drawn)}
         return normals, clone_replace(outputs, parts, rebuild_strict=False)
 

@@ -29,7 +29,10 @@ class InnerLoops:
     """
 
     def __init__(self, update, sampler, reports):
-        self.update, self._sampler, self._reports, self._loops = update, sampler, reports, {}
+        self.update = update
+        self._sampler = sampler
+        self._reports = reports
+        self._loops = {}
 
     def __call__(self, state, n, rng, target, settings, reports) -> InnerSteps:
         """Make ``n`` inner steps with equal settings, or fewer.
@@ -82,7 +85,8 @@ class InnerLoops:
             loop = InnerLoop(self.update, state, target, settings, kwargs, self._reports)
         except NotTraceable:
             return None
-        place, sums = target.chain.place, (target.virial, target.square_norm)
+        place = target.chain.place
+        sums = (target.virial, target.square_norm)
         try:
             right = self._is_update(loop, state, target, settings)
         except NonFinite:

@@ -16,7 +16,9 @@ __all__ = ["box_muller", "fill_uniforms", "standard_normals"]
 MANY = 2**14  # normals, from which the transform pays
 HALF = 512  # numbers in half a block: short enough for the processor's first cache
 GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's step of the counter
-ONE, SQRT_HALF, MANTISSA = 0x3FF0000000000000, 0x3FE6A09E667F3BCD, 0xFFFFFFFFFFFFF  # bits
+ONE = 0x3FF0000000000000  # bits
+SQRT_HALF = 0x3FE6A09E667F3BCD
+MANTISSA = 0xFFFFFFFFFFFFF
 # Coefficients of power series, the highest first
 ARTANH = tuple(1 / (2 * k + 1) for k in range(9, -1, -1))  # artanh(f)/f by f²; f² < 0.03
 SIN = tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(6, -1, -1))  # sin(a)/a by a²
@@ -39,7 +41,8 @@ def standard_normals(rng: np.random.Generator, shape: tuple, dtype) -> np.ndarra
 
 def fill_uniforms(out, seed):
     """Fill an array with uniforms on [0, 1): SplitMix64 of a counter (Steele, Lea & Flood 2014)."""
-    bits, counter = out.view(np.uint64), np.uint64(seed)
+    bits = out.view(np.uint64)
+    counter = np.uint64(seed)
     for i in range(out.size):
         word = (counter ^ (counter >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -56,10 +59,12 @@ def box_muller(uniforms):
     Of each block of 2 × `HALF` numbers the first half gives the radii √(−2 log(1 − u)), the second
     half the angles, in quarters of a turn: a whole number of them and a rest within half a quarter.
     """
-    x, exponent = np.empty(HALF), np.empty(HALF)
+    x = np.empty(HALF)
+    exponent = np.empty(HALF)
     bits = x.view(np.int64)
     for start in range(0, uniforms.size, 2 * HALF):
-        first, second = uniforms[start : start + HALF], uniforms[start + HALF : start + 2 * HALF]
+        first = uniforms[start : start + HALF]
+        second = uniforms[start + HALF : start + 2 * HALF]
         for i in range(HALF):
             x[i] = 1.0 - first[i]
         for i in range(HALF):  # 1 − u = x 2^exponent with x in [√½, √2)
@@ -68,7 +73,9 @@ def box_muller(uniforms):
             bits[i] = (above & MANTISSA) + SQRT_HALF
         for i in range(HALF):
             f = (x[i] - 1.0) / (x[i] + 1.0)
-            log, sin, cos = 0.0, 0.0, 0.0
+            log = 0.0
+            sin = 0.0
+            cos = 0.0
             for c in ARTANH:
                 log = log * f * f + c
             log = exponent[i] * math.log(2) + 2.0 * f * log

@@ -50,7 +50,8 @@ def prefetch(typing, array, offset):
 
     def generate(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        pointer = ir.IntType(8).as_pointer()
+        number = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
         function = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         address = builder.gep(builder.bitcast(data, pointer), [args[1]])
@@ -74,7 +75,8 @@ def gather_1(array, rows, dtype):
 @njit
 def gather_2(array, rows, dtype):
     """``array[rows]`` of a matrix."""
-    n, d = rows.size, array.shape[1]
+    n = rows.size
+    d = array.shape[1]
     out = np.empty((n, d), dtype)
     width = d * array.strides[1] if array.strides[1] == array.itemsize else 0
     for i in range(n):

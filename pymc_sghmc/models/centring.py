@@ -1,10 +1,10 @@
 """The log-density in coordinates in which effects are centred in part, with the Jacobian.
 
-An effect u of unknown scale τ makes a funnel with it where the rows say little of u (Neal), and z = u/τ
-makes a ridge where they say much. Between the two lies a = uτ^(λ−1), with λ from 0 to 1 for each effect
-(Papaspiliopoulos, Roberts & Sköld 2007; Gorinova, Moore & Hoffman 2020). Whatever form a model has, its
-log-density is written in a here; λ is an input of the graph. Knows graphs and effects that were found in
-them, no data and no way of choosing λ.
+An effect u of unknown scale τ makes a funnel with it where the rows say little of u (Neal), and z =
+u/τ makes a ridge where they say much. Between the two lies a = uτ^(λ−1), with λ from 0 to 1 for
+each effect (Papaspiliopoulos, Roberts & Sköld 2007; Gorinova, Moore & Hoffman 2020). Whatever form
+a model has, its log-density is written in a here; λ is an input of the graph. Knows graphs and
+effects that were found in them, no data and no way of choosing λ.
 """
 
 import math
@@ -19,9 +19,9 @@ __all__ = ["written_in"]
 def written_in(found, graphs, unknowns, centring) -> tuple:
     """Write graphs in the coordinates a, and the change of coordinates with them.
 
-    With e = λ₀ − λ, λ₀ of the model's form, a value of the model's is μ + τᵉ(a − λμ), and μ = 0 where
-    effects are multiplied by their scale. Where they are multiplied by a factor C, they are C⁻¹u with
-    u = τ^(1−λ)a, and rows see u.
+    With e = λ₀ − λ, λ₀ of the model's form, a value of the model's is μ + τᵉ(a − λμ), and μ = 0
+    where effects are multiplied by their scale. Where they are multiplied by a factor C, they are
+    C⁻¹u with u = τ^(1−λ)a, and rows see u.
 
     Parameters
     ----------
@@ -44,13 +44,18 @@ def written_in(found, graphs, unknowns, centring) -> tuple:
     from_model : TensorVariable
         The reverse, as a graph of the model's variables.
     """
-    start, changes, new, jacobian, inverse = 0, {}, {}, pt.zeros(()), {}
+    start = 0
+    changes = {}
+    new = {}
+    jacobian = pt.zeros(())
+    inverse = {}
     shapes = dict(zip(unknowns.names, unknowns.shapes, strict=True))
     products = {}  # with a factor, in place of which the rows see the effects themselves
     for one in found:
         shape = shapes[one.value.name]
         stop = start + math.prod(shape)
-        weight, start = centring[start:stop].reshape(shape), stop
+        weight = centring[start:stop].reshape(shape)
+        start = stop
         a = one.value.type(name=one.value.name)
         exponent = (one.written if one.mixing is None else 1.0) - weight
         # exp and log, whose derivatives are at hand, take a third of the time of powers
@@ -60,7 +65,9 @@ def written_in(found, graphs, unknowns, centring) -> tuple:
         value = one.location + pt.exp(log_power) * (a - weight * one.location)
         seen = one.value
         if one.mixing is not None:
-            C, mixing, u = one.mixing.factor, one.mixing, one.value.type()
+            C = one.mixing.factor
+            mixing = one.mixing
+            u = one.value.type()
             for product, view in mixing.products:
                 products[product] = clone_replace(view, {one.value: u}, rebuild_strict=False)
             changes[u] = value

@@ -68,8 +68,9 @@ def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=No
     model : pm.Model
         Never changed.
     batch_size : int, dict of {str: int} or "auto", optional
-        Rows in a minibatch; at most all. "auto": so many as a search begins with. A dict names each group of rows by an observed variable, a data container or the leading
-        dim. ``None``: the batches of ``pm.Minibatch`` where the model has one, else all data.
+        Rows in a minibatch; at most all. "auto": so many as a search begins with. A dict names each
+        group of rows by an observed variable, a data container or the leading dim. ``None``: the
+        batches of ``pm.Minibatch`` where the model has one, else all data.
     initial_point : dict, optional
         Values near which the independence of the rows is checked.
     lengths : dict of {str: int}, optional
@@ -117,10 +118,11 @@ def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=No
             )
         if shared_rows and variable not in model.observed_RVs:
             raise ValueError(
-                f"The unknown {variable.name!r} has a prior that depends on data that are cut into "
-                f"minibatches ({names_of(shared_rows)}): an unknown indexed by row can't be sampled "
-                f"from minibatches. Give it a prior without these data and integrate it out, by marginalize="
-                f"[{variable.name!r}], or use NUTS; what a prior takes from the data as a whole, compute beforehand."
+                f"The unknown {variable.name!r} has a prior that depends on data that are cut "
+                f"into minibatches ({names_of(shared_rows)}): an unknown indexed by row can't be "
+                "sampled from minibatches. Give it a prior without these data and integrate it "
+                f"out, by marginalize=[{variable.name!r}], or use NUTS; what a prior takes from "
+                "the data as a whole, compute beforehand."
             )
         rest.append(factor)
     check_rows(model, groups, model.initial_point() if initial_point is None else initial_point)
@@ -133,7 +135,9 @@ def _total(terms):
 
 def _choose(model, candidates, batch_size, from_minibatch, lengths) -> tuple[list[Group], list]:
     """Group the candidates by their rows, give each group its batch size and cut its terms."""
-    by_rows, groups, used = {}, [], []
+    by_rows = {}
+    groups = []
+    used = []
     for variable, candidate in candidates.items():
         by_rows.setdefault((candidate.n_rows, candidate.count), []).append(variable)
     sizes = _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch, lengths)
@@ -184,16 +188,16 @@ def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch, lengths
     if not by_rows:
         what = "marginalize" if batch_size == ALL_ROWS else f"batch_size={batch_size!r}"
         raise ValueError(
-            f"{what}: no likelihood of this model has rows that can be told apart. Rows lie on the leading axis "
-            "of an observed variable with one log-likelihood each; a time series, a Gaussian process, a "
-            f"pm.Potential or a scalar has none. Leave {what.partition('=')[0]} out to use all data at every "
-            "step, or use NUTS."
+            f"{what}: no likelihood of this model has rows that can be told apart. Rows lie on "
+            "the leading axis of an observed variable with one log-likelihood each; a time "
+            "series, a Gaussian process, a pm.Potential or a scalar has none. Leave "
+            f"{what.partition('=')[0]} out to use all data at every step, or use NUTS."
         )
     if batch_size == "auto":
         if from_minibatch:
             raise ValueError(
-                'batch_size="auto": the model has a pm.Minibatch of its own. Leave batch_size out, or '
-                "put all data into the model."
+                'batch_size="auto": the model has a pm.Minibatch of its own. Leave batch_size out, '
+                "or put all data into the model."
             )
         return {key: _first_size(key[0]) for key in by_rows}
     if not isinstance(batch_size, Mapping):

@@ -41,8 +41,8 @@ def effects(model, terms, unknowns) -> list:
 
     Two forms are known: priors of effects whose scale is unknown, such as ``Normal(mu, tau)`` or
     ``MvNormal(mu, chol=...)``, and effects of fixed scale of which the rows see nothing but their
-    product with unknown scales, or with a triangular factor as of `LKJCholeskyCov`. They are ordered
-    so that none is needed by a later one.
+    product with unknown scales, or with a triangular factor as of `LKJCholeskyCov`. They are
+    ordered so that none is needed by a later one.
 
     Parameters
     ----------
@@ -52,7 +52,8 @@ def effects(model, terms, unknowns) -> list:
     unknowns : Unknowns
         Of a step.
     """
-    found, variables = [], unknowns.variables
+    found = []
+    variables = unknowns.variables
     for rv in model.free_RVs:
         value = model.rvs_to_values[rv]
         if value not in variables or value.type.ndim == 0:

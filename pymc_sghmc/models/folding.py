@@ -1,7 +1,7 @@
 """What constants alone determine is computed once: a basis of functions, say, of which rows are then cut.
 
-PyMC computes most of it itself, up to an operation that repeats an array: there the rows of constants
-may lie on any axis, and nothing could be cut. Knows graphs; knows no model, no steps.
+PyMC computes most of it itself, up to an operation that repeats an array: there the rows of
+constants may lie on any axis, and nothing could be cut. Knows graphs; knows no model, no steps.
 """
 
 import math
@@ -20,7 +20,8 @@ from pymc_sghmc.compat import toposort
 __all__ = ["with_rows_computed"]
 
 SMALL = 2**28  # bytes that may be added to any data; ...
-LARGEST, TIMES = 2**31, 4  # ... beyond it, at most so many, and so many times those of the data
+LARGEST = 2**31  # ... beyond it, at most so many, and so many times those of the data
+TIMES = 4
 
 
 def with_rows_computed(graph, n_rows, observed=()):
@@ -55,7 +56,8 @@ def with_rows_computed(graph, n_rows, observed=()):
         for out in node.outputs:
             leaves[out] = large.union(*(leaves.get(v, ()) for v in node.inputs))
             has_rows = isinstance(out.type, TensorType) and out.type.shape[:1] == (n_rows,)
-            # small numbers are made wide as rows are fetched: computed, they'd take eight times the memory
+            # small numbers are made wide as rows are fetched: computed, they'd take eight times the
+            # memory
             if leaves[out] and has_rows and not (is_cast and node.inputs[0] not in leaves):
                 found[out] = leaves[out]
     # The last of them in each chain of operations: what it was computed from isn't needed then.

@@ -19,7 +19,10 @@ __all__ = ["frontier", "is_multiple", "shared_zetas"]
 
 def frontier(graph, axes, fixed) -> tuple[list, list] | None:
     """Go from ℓ towards the unknowns as far as need be: ζ by row, and ζ that all rows share."""
-    by_row, shared, seen, left = [], [], set(), [graph]
+    by_row = []
+    shared = []
+    seen = set()
+    left = [graph]
     if axes.get(graph) != 0:
         return None
     while left:
@@ -58,7 +61,8 @@ def shared_zetas(shared, fixed, variables):
 
 def _elementwise_roots(v, fixed) -> list:
     """Find what a shared ``v`` is a function of, entry by entry."""
-    roots, left = [], [v]
+    roots = []
+    left = [v]
     while left:
         v = left.pop()
         unknown = [u for u in v.owner.inputs if u in fixed] if v.owner else []
@@ -73,8 +77,8 @@ def _elementwise_roots(v, fixed) -> list:
 def _behind(roots, variables) -> list | None:
     """Return the unknowns that ``roots`` are functions of, or None where rows can't have their own.
 
-    Each operation on the way has to take one more axis as it is: a loop around it for each row, such as a
-    scan, would take too long, to compile above all.
+    Each operation on the way has to take one more axis as it is: a loop around it for each row,
+    such as a scan, would take too long, to compile above all.
     """
     seen = set(ancestors(roots))
     found = [v for v in variables if v in seen]

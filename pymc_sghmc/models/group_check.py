@@ -39,7 +39,8 @@ def check_groups(model, effects, rows, term, batches, arrays, index, point) -> N
     """
     rng = np.random.default_rng(0)
     some = np.sort(rng.choice(index.size, min(CHECKED_ROWS, index.size), replace=False))
-    numbers, groups = pt.matrix(), pt.lvector()
+    numbers = pt.matrix()
+    groups = pt.lvector()
     own = [term, pt.add(*[effect.prior.sum() for effect in effects], 0.0)]
     inputs = [*model.value_vars, *batches, numbers, groups]
     pairs = zip(batches, arrays, strict=True)

@@ -1,7 +1,7 @@
 """Rows and their groups' own numbers: log-densities of some groups in place of all of a model's unknowns.
 
-Where an unknown stands that has entries for each of G groups, the numbers of some groups are put, (n, k). Knows
-graphs of models; knows no quadrature and no chain.
+Where an unknown stands that has entries for each of G groups, the numbers of some groups are put,
+(n, k). Knows graphs of models; knows no quadrature and no chain.
 """
 
 from typing import Any, NamedTuple
@@ -98,7 +98,8 @@ class GroupedRows(NamedTuple):
 
     def prior(self, numbers, groups):
         """Log-density of the numbers of some groups, (n,)."""
-        found, start = [], 0
+        found = []
+        start = 0
         for effect in self.effects:
             own = numbers[:, start : start + effect.size]
             start += effect.size
@@ -113,7 +114,8 @@ class GroupedRows(NamedTuple):
 
     def _normal(self, effect, own, groups):
         """Log-density of multivariate normal vectors, (n,): by numbers, as there are few in each."""
-        factor, k = _factor(effect), effect.size
+        factor = _factor(effect)
+        k = effect.size
         shift = own - self._location(effect, groups, own.shape[0])
         y = _solved_forth(factor, [shift[:, i] for i in range(k)])
         constant = -0.5 * k * np.log(2 * np.pi) - sum(pt.log(factor[i][i]) for i in range(k))
@@ -129,7 +131,9 @@ class GroupedRows(NamedTuple):
         """Precision and precision times mean of a Gaussian like the prior, in lists of (n,)."""
         k = range(self.size)
         zero = pt.zeros((n,))
-        precision, linear, start = [[zero for _ in k] for _ in k], [zero for _ in k], 0
+        precision = [[zero for _ in k] for _ in k]
+        linear = [zero for _ in k]
+        start = 0
         for effect in self.effects:
             P, h = self._gaussian_of(effect, groups, n)
             for i in range(effect.size):
@@ -140,10 +144,12 @@ class GroupedRows(NamedTuple):
         return precision, linear
 
     def _gaussian_of(self, effect, groups, n):
-        k, op = range(effect.size), effect.rv.owner.op
+        k = range(effect.size)
+        op = effect.rv.owner.op
         zeros = pt.zeros((n, self.size))
         if effect.is_normal:
-            factor, location = _factor(effect), self._location(effect, groups, n)
+            factor = _factor(effect)
+            location = self._location(effect, groups, n)
             unit = [[pt.ones(()) if i == j else pt.zeros(()) for j in k] for i in k]
             columns = [solved(factor, column) for column in unit]
             P = [[columns[j][i] + pt.zeros((n,)) for j in k] for i in k]
@@ -177,19 +183,22 @@ class GroupedRows(NamedTuple):
 
     def _at(self, views, numbers, groups):
         """Variables with an axis of groups, at some groups only."""
-        new, start = {}, 0
+        new = {}
+        start = 0
         for effect in self.effects:
             part = numbers[:, start : start + effect.size]
             new[effect.value] = effect.taken_from(part).astype(effect.value.dtype)
             start += effect.size
             new |= {v: pt.take(v, groups, axis=axis) for v, axis in effect.tables.items()}
-        wanted, axes = [view for view, _ in views], {e.axis_from_last for e in self.effects}
+        wanted = [view for view, _ in views]
+        axes = {e.axis_from_last for e in self.effects}
         return slice_rows(wanted, new, self.n_groups, numbers.shape[0], axes)
 
 
 def _factor(effect):
     """Cholesky factor of a covariance, in lists of numbers."""
-    covariance, k = effect.parameters[1], range(effect.size)
+    covariance = effect.parameters[1]
+    k = range(effect.size)
     covariance = covariance.reshape((effect.size, effect.size))
     return cholesky([[covariance[i, j] for j in k] for i in k])
 
@@ -220,7 +229,8 @@ def _solved_forth(L, rhs):
 
 def solved_back(L, rhs):
     """L⁻ᵀ times a vector, in lists of variables."""
-    k, x = len(L), [None] * len(L)
+    k = len(L)
+    x = [None] * len(L)
     for i in reversed(range(k)):
         rest = sum((L[m][i] * x[m] for m in range(i + 1, k)), 0.0)
         x[i] = (rhs[i] - rest) / L[i][i]
@@ -235,6 +245,6 @@ def axis_of(view, effect):
 def refused(effect, reason) -> ValueError:
     """Words for an unknown that is no effect of groups."""
     return ValueError(
-        f"marginalize: {effect.rv.name!r} can't be integrated out group by group: {reason}. Leave it "
-        "out of marginalize; it is then sampled like any other unknown."
+        f"marginalize: {effect.rv.name!r} can't be integrated out group by group: {reason}. Leave "
+        "it out of marginalize; it is then sampled like any other unknown."
     )

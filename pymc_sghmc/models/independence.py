@@ -41,13 +41,15 @@ def check_rows(model, groups, point) -> None:
         n_rows = len(arrays[0])
         step = 1 + (n_rows - 1) // MAX_CHECKED_ROWS
         some = rng.integers(n_rows, size=50)
-        few, many = [array[some] for array in arrays], [array[::step] for array in arrays]
+        few = [array[some] for array in arrays]
+        many = [array[::step] for array in arrays]
         other = [
             array if isinstance(source, Constant) else _other_values(array, rng)
             for source, array in zip(group.full_data, few, strict=True)
         ]
         for mode in MODES:
-            terms, n_finite = _compiled(model, group, mode), 0
+            terms = _compiled(model, group, mode)
+            n_finite = 0
             for scale in JITTERS:
                 theta = [_jittered(point[v.name], v, scale, rng) for v in model.value_vars]
                 # The few first: a term that isn't computed by row may need N² entries.
@@ -130,24 +132,26 @@ def not_sliceable(model, name, n_rows, reason) -> ValueError:
     first_line = str(reason).strip().splitlines()[0] if str(reason).strip() else repr(reason)
     if isinstance(reason, IndexError) or "out of bounds" in first_line:
         return ValueError(
-            f"The likelihood of {name!r} picks entries by number, as u[group], and some rows have a number for which "
-            f"there is no entry ({first_line}). They count from 0: give the unknown one entry more than the largest."
+            f"The likelihood of {name!r} picks entries by number, as u[group], and some rows have "
+            f"a number for which there is no entry ({first_line}). They count from 0: give the "
+            "unknown one entry more than the largest."
         )
     return ValueError(
-        f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows.{hint} "
-        "Data of the likelihood need their rows on the leading axis, in the same order. Else "
-        "rearrange the data (constants that the model transposes or repeats go into pm.Data), leave "
-        "out numbers of rows that it repeats or scans by, or use NUTS."
-        f"{_same_length(model, name, n_rows)} (PyTensor says: {first_line})"
+        f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows.{hint} Data "
+        "of the likelihood need their rows on the leading axis, in the same order. Else "
+        "rearrange the data (constants that the model transposes or repeats go into pm.Data), "
+        "leave out numbers of rows that it repeats or scans by, or use "
+        f"NUTS.{_same_length(model, name, n_rows)} (PyTensor says: {first_line})"
     )
 
 
 def _integrate_by_row(names, n_rows) -> str:
     """Advice where unknowns have an entry for each row."""
     return (
-        f"An unknown with one entry per row, as {quoted(names)}, can't be sampled from minibatches. Integrate it out: "
-        f"give it a prior without data of the rows, let them see {names[0]}[i] with i = pm.Data('i', np.arange({n_rows})), "
-        f"and pass marginalize={list(names)!r}."
+        f"An unknown with one entry per row, as {quoted(names)}, can't be sampled from "
+        "minibatches. Integrate it out: give it a prior without data of the rows, let them see "
+        f"{names[0]}[i] with i = pm.Data('i', np.arange({n_rows})), and pass "
+        f"marginalize={list(names)!r}."
     )
 
 
@@ -183,7 +187,8 @@ def _other_values(array, rng):
         noise = 0.1 * rng.standard_normal(array.shape)
         return (array + noise * np.where(array == 0, 1, array)).astype(array.dtype)
     if array.dtype.kind in "iu":
-        low, high = array.min(), max(array.max(), array.min() + 1)
+        low = array.min()
+        high = max(array.max(), array.min() + 1)
         return rng.integers(low, high, size=array.shape, endpoint=True).astype(array.dtype)
     return array
 

@@ -25,8 +25,10 @@ N_CELLS = 20  # of a line; the least even one is looked into
 SCALES = 3.0, 0.1  # of the line, times 1 + |θ|
 JITTERS = 0.5, 0.1, 0.02, 0.0  # at the starting point itself both sides may happen to be equal
 # Of a change, what is left when its interval is 2⁻¹² or 2⁻⁴⁰ as long: nothing, unless it is a jump.
-N_HALVINGS, FEW_HALVINGS = 40, 12
-REMAINS, REMAINS_OF_FEW = 1e-3, 1 / 256
+N_HALVINGS = 40
+FEW_HALVINGS = 12
+REMAINS = 1e-3
+REMAINS_OF_FEW = 1 / 256
 ROUND_OFF = 1e4  # times the precision
 
 
@@ -133,7 +135,9 @@ def _remains(density, a, b, slope, precision) -> bool:
         if not np.isfinite([low, value, high]).all():
             return False
         if abs(value - low) > abs(high - value):
-            b, high = middle, value
+            b = middle
+            high = value
         else:
-            a, low = middle, value
+            a = middle
+            low = value
     return abs(high - low) > max(REMAINS * first, ROUND_OFF * precision * max(abs(low), abs(high)))

@@ -83,7 +83,8 @@ def from_elsewhere(model, factors, lengths, minibatches) -> dict:
             "minibatches."
         )
     containers = {model[name]: n_rows for name, n_rows in lengths.items()}
-    candidates, unused = {}, set(containers)
+    candidates = {}
+    unused = set(containers)
     for variable in observed_variables(model):
         value = model.rvs_to_values[variable]
         sources = [leaf for leaf in data_leaves(factors[variable]) if leaf in containers]
@@ -98,10 +99,11 @@ def from_elsewhere(model, factors, lengths, minibatches) -> dict:
         counts = {source.name: _length(source) for source in sources}
         if len(set(counts.values())) > 1:
             raise ValueError(
-                f"data=: in the model the containers of {variable.name!r} have different numbers of "
-                f"rows, {counts}. Build it with the same few rows of each."
+                f"data=: in the model the containers of {variable.name!r} have different numbers "
+                f"of rows, {counts}. Build it with the same few rows of each."
             )
-        n_rows, count = containers[sources[0]], _length(sources[0])
+        n_rows = containers[sources[0]]
+        count = _length(sources[0])
         factor = factors[variable]
         if isinstance(variable.owner.op, MinibatchRandomVariable):
             _check_total_size(variable, n_rows)

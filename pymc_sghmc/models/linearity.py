@@ -20,7 +20,8 @@ __all__ = ["fixed_jacobians", "simplified"]
 
 def fixed_jacobians(graph, variables) -> dict:
     """Whether ∂v/∂θ is the same at every θ, for each v that has a derivative."""
-    fixed, moving = dict.fromkeys(variables, True), set(variables)
+    fixed = dict.fromkeys(variables, True)
+    moving = set(variables)
     for node in toposort([graph], []):
         inputs = node.inputs[:1] if isinstance(node.op, CheckAndRaise) else node.inputs
         if isinstance(node.op, Shape | Shape_i) or moving.isdisjoint(inputs):
@@ -50,7 +51,8 @@ def _is_affine(node, unknown) -> bool:
         disconnected_inputs="ignore",
         null_gradients="return",
     )
-    left, new = list(gradients), set(inputs.values())
+    left = list(gradients)
+    new = set(inputs.values())
     while left:
         v = left.pop()
         if v in new or isinstance(v.type, NullType | DisconnectedType):
@@ -64,12 +66,14 @@ def _is_affine(node, unknown) -> bool:
 def simplified(graph, fixed):
     """Write the same so that rows depend on the unknowns through fewer functions, and linear ones.
 
-    f(x, σ)[group], where f works entry by entry and isn't linear, becomes f(x[group], σ), the same of one
-    column of matrices, and of a sum what is linear becomes one term.
+    f(x, σ)[group], where f works entry by entry and isn't linear, becomes f(x[group], σ), the same
+    of one column of matrices, and of a sum what is linear becomes one term.
     """
-    fixed, new = dict(fixed), {}
+    fixed = dict(fixed)
+    new = {}
     for node in toposort([graph], []):
-        old, inputs = node.outputs[0], [new.get(v, v) for v in node.inputs]
+        old = node.outputs[0]
+        inputs = [new.get(v, v) for v in node.inputs]
         moves = old in fixed and not fixed[old]
         linear = [v for v in inputs if fixed.get(v)]
         if moves and _picks(node):
@@ -114,7 +118,8 @@ def _picked_first(x, rows, fixed):
     if x not in fixed:
         return x[rows]
     if node is not None and isinstance(node.op, Subtensor) and not fixed[x]:
-        of, index = node.inputs[0], get_idx_list(node.inputs, node.op.idx_list)
+        of = node.inputs[0]
+        index = get_idx_list(node.inputs, node.op.idx_list)
         if len(index) == of.type.ndim == 2 and index[0] == slice(None):
             x = _column(of, index[1], fixed)
             node = x.owner

@@ -58,10 +58,11 @@ def products(value, terms, moving, unknowns) -> tuple:
     scale : TensorVariable or None
     mixing : Mixing or None
     """
-    # views of the value: of each axis which of its own it is, along which constants multiply it, and
-    # the scale so far with what it is made of
+    # views of the value: of each axis which of its own it is, along which constants multiply it,
+    # and the scale so far with what it is made of
     views = {value: (tuple(range(value.type.ndim)), frozenset(), None, ())}
-    scales, mixings = {}, []
+    scales = {}
+    mixings = []
     for node in toposort(terms, []):
         if isinstance(node.op, Shape | Shape_i) or moving.isdisjoint(node.inputs):
             continue
@@ -119,12 +120,15 @@ def _mixing(node, view, axes) -> Mixing | None:
     if any(v.type.ndim != 2 for v in node.inputs):
         return None
     is_first = node.inputs[0] is view
-    axis, other = axes[1 if is_first else 0], node.inputs[1 if is_first else 0]
+    axis = axes[1 if is_first else 0]
+    other = node.inputs[1 if is_first else 0]
     if axis is None:
         return None
-    turned, inner = is_first, other
+    turned = is_first
+    inner = other
     while inner.owner is not None and isinstance(inner.owner.op, DimShuffle):
-        turned, inner = not turned, inner.owner.inputs[0]
+        turned = not turned
+        inner = inner.owner.inputs[0]
     return Mixing(other.T if is_first else other, axis, turned, [])
 
 
@@ -165,7 +169,8 @@ def _axes_after(node, view, axes) -> tuple | None:
 
 def _repeats(node, view, axes) -> bool:
     """Whether the only entry along an axis of the value is used several times."""
-    before, after = view.type.broadcastable, node.outputs[0].type.broadcastable
+    before = view.type.broadcastable
+    after = node.outputs[0].type.broadcastable
     places = zip(before, after, axes, strict=True)
     return any(one and not now and axis is not None for one, now, axis in places)
 

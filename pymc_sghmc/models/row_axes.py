@@ -1,7 +1,7 @@
 """On which axis of each variable of a graph its rows lie.
 
-Knows operations of PyTensor; knows no model, no data and no sampler. Of what isn't known to keep rows
-apart it says `MIXED`.
+Knows operations of PyTensor; knows no model, no data and no sampler. Of what isn't known to keep
+rows apart it says `MIXED`.
 """
 
 import numpy as np
@@ -33,7 +33,9 @@ __all__ = ["MIXED", "row_axes"]
 
 # What the leading axis of a variable's rows is called where it is none: the number of rows, the
 # row indices 0, 1, ..., and what mixes rows or may do so.
-LENGTH, POSITIONS, MIXED = "length", "positions", "mixed"
+LENGTH = "length"
+POSITIONS = "positions"
+MIXED = "mixed"
 
 
 def row_axes(graphs, axes) -> dict:
@@ -49,7 +51,9 @@ def row_axes(graphs, axes) -> dict:
 
 def _row_axis(node, found, axes):
     """Where an operation puts the rows that it gets on the axes ``found``."""
-    op, inputs, out = node.op, node.inputs, node.outputs[0]
+    op = node.op
+    inputs = node.inputs
+    out = node.outputs[0]
     if isinstance(op, CheckAndRaise):
         return found[0]
     if MIXED in found:
@@ -140,7 +144,9 @@ def _picked(node, found, axis):
 
 def _without_rows(node, found, axes):
     """Follow the number of rows and the row indices, which only some operations may use."""
-    op, inputs, out = node.op, node.inputs, node.outputs[0]
+    op = node.op
+    inputs = node.inputs
+    out = node.outputs[0]
     shape = inputs[0].owner
     if isinstance(op, Subtensor) and shape is not None and isinstance(shape.op, Shape):
         [index] = get_idx_list(inputs, op.idx_list)

@@ -1,8 +1,8 @@
 """What second-order control variates take from the graph of a row, beside `row_terms`.
 
-Where every ζ of a row has the same Jacobian J everywhere, a quadratic function of ζ that is known of
-each row, q(ζ) = a + b·ζ + ½ ζ·Cζ, is one of θ, too: its sum over all rows needs no row afterwards. A
-minibatch then only has to tell what is left, ℓ − q, whose gradient is Jᵀ(c − b − Cζ).
+Where every ζ of a row has the same Jacobian J everywhere, a quadratic function of ζ that is known
+of each row, q(ζ) = a + b·ζ + ½ ζ·Cζ, is one of θ, too: its sum over all rows needs no row
+afterwards. A minibatch then only has to tell what is left, ℓ − q, whose gradient is Jᵀ(c − b − Cζ).
 
 Knows graphs of row-wise log-likelihoods; knows no model, no data and no sampler.
 """
@@ -85,7 +85,8 @@ class RowSlopes(NamedTuple):
         tables : list of TensorVariable
             Of each group what is remembered of these rows, (n, size).
         """
-        value, cotangents = 0.0, {}
+        value = 0.0
+        cotangents = {}
         groups = zip(self.cuts, self.quadratics, weights, tables, self.log_likelihoods, strict=True)
         for cuts, quadratic, w, table, log_likelihood in groups:
             zeta = [z[:, j] for cut in cuts for z in [cut.flat_zeta] for j in range(cut.size)]
@@ -93,7 +94,8 @@ class RowSlopes(NamedTuple):
             value = value + (w * (log_likelihood - quadratic.values(table, zeta, linear))).sum()
             start = 0
             for cut in cuts:
-                known, c = linear[start : start + cut.size], cut.cotangent
+                known = linear[start : start + cut.size]
+                c = cut.cotangent
                 start += cut.size
                 known = (
                     known[0]
@@ -124,7 +126,9 @@ def row_slopes(log_likelihoods, variables, batches, point) -> RowSlopes | None:
     if cut is None:
         return None
     unchecked, groups = cut
-    zetas, first, second = [], [], []
+    zetas = []
+    first = []
+    second = []
     for graph, cuts in zip(unchecked, groups, strict=True):
         m = sum(cut.size for cut in cuts)
         if m > MAX_NUMBERS or not all(cut.fixed for cut in cuts):
@@ -143,7 +147,8 @@ def row_slopes(log_likelihoods, variables, batches, point) -> RowSlopes | None:
 
 def _second_derivatives(graph, cuts) -> list:
     """Upper triangle of ∂²ℓ/∂ζ² of each row, row by row of the matrix."""
-    zetas, sizes = [cut.zeta for cut in cuts], [cut.size for cut in cuts]
+    zetas = [cut.zeta for cut in cuts]
+    sizes = [cut.size for cut in cuts]
     by_row, copy, back = by_rows(graph, zetas, cuts[0].through if cuts else ())
     n = copy.shape[0]
 

@@ -135,7 +135,8 @@ def difference(rows, weights, cached, centre) -> list:
     list of TensorVariable
         With respect to each variable.
     """
-    moving, resting = {}, {}
+    moving = {}
+    resting = {}
     for cuts, w, old in zip(rows.cuts, weights, cached, strict=True):
         start = 0
         for cut in cuts:

@@ -26,7 +26,8 @@ def named_effects(model, names, point) -> list:
     ValueError
         If one isn't an unknown with several entries.
     """
-    found, given = [], list(names)
+    found = []
+    given = list(names)
     for name in given:
         rv = next((rv for rv in model.free_RVs if rv.name == name), None)
         if rv is None:
@@ -35,8 +36,9 @@ def named_effects(model, names, point) -> list:
             made_of = [rv.name for rv in model.free_RVs if rv.name in known and rv in behind]
             of = f", but computed from {quoted(made_of)}" if made_of else ""
             raise ValueError(
-                f"marginalize={given!r}: {name!r} is no unknown of the model{of}. Name the unknowns that "
-                f"have a prior of their own, of several entries: {quoted(known) or 'there are none'}."
+                f"marginalize={given!r}: {name!r} is no unknown of the model{of}. Name the "
+                "unknowns that have a prior of their own, of several entries: "
+                f"{quoted(known) or 'there are none'}."
             )
         value = model.rvs_to_values[rv]
         if not value.dtype.startswith("float"):
@@ -49,7 +51,8 @@ def named_effects(model, names, point) -> list:
                 "entry for each group."
             )
         [prior] = model.logp(vars=[rv], sum=False)
-        op, plain = rv.owner.op, model.rvs_to_transforms[rv] is None
+        op = rv.owner.op
+        plain = model.rvs_to_transforms[rv] is None
         known = plain and isinstance(op, RandomVariable)
         parameters = model.replace_rvs_by_values(op.dist_params(rv.owner)) if known else []
         found.append(Effect(rv, value, 0, np.shape(point[value.name]), prior, parameters))
@@ -97,7 +100,8 @@ def grouped_rows(model, effects, terms, others, shapes) -> tuple:
         )
         raise refused(effects[0], reason)
     [k] = using
-    term, placed = terms[k], []
+    term = terms[k]
+    placed = []
     for i, effect in enumerate(effects):
         effect, term = _placed(effect, term, placed, effects[i + 1 :])
         placed.append(effect)
@@ -147,13 +151,14 @@ def _n_seen(views, effects, model, shapes):
 def _placed(effect, term, placed, left):
     """Find the axis of an effect on which groups lie; let it have any number of them, in the term, too.
 
-    Effects that are ``left``, which rows may see combined with it, are taken to have theirs where they have as many
-    entries.
+    Effects that are ``left``, which rows may see combined with it, are taken to have theirs where
+    they have as many entries.
     """
     if effect.value not in ancestors([term]):
         raise refused(effect, "the rows of the other effects don't depend on it")
     for axis in map(int, np.argsort(effect.shape)[::-1]):  # most entries first
-        count, shape = effect.shape[axis], list(effect.shape)
+        count = effect.shape[axis]
+        shape = list(effect.shape)
         shape[axis] = None
         value = effect.value.type.clone(shape=tuple(shape))(effect.value.name)
         wanted = [term, effect.prior, *effect.parameters]
@@ -181,7 +186,8 @@ def _placed(effect, term, placed, left):
 
 def _picks(effect, term, effects) -> list:
     """Nodes that pick an effect's entries, maybe combined with others', with the axis of groups."""
-    axes, found = {}, []
+    axes = {}
+    found = []
     for one in effects:
         axes |= one.axes
     axes = row_axes([term], axes)

@@ -83,7 +83,8 @@ class Unknowns:
         """Return ``point`` with the values that the unknowns have at a position."""
         new = dict(point)
         for variable, shape in zip(self.variables, self.shapes, strict=True):
-            name, values = variable.name, position[self.places[variable.name]].reshape(shape)
+            name = variable.name
+            values = position[self.places[variable.name]].reshape(shape)
             part = self.parts.get(name)
             values = values if part is None else part.put_into(point[name], values)
             new[name] = values.astype(variable.dtype)

@@ -1,8 +1,9 @@
 """Reads of a memory map beyond the end of a file that was cut short.
 
-Systems end the process for them, by SIGBUS and without a word. Here such a read of a map that is watched gives
-zeros, and is remembered, so that whoever reads can say what happened. All other reads, and systems other than
-64-bit Linux, are as they were. Knows addresses; no arrays' meaning. Imported where there is such a map.
+Systems end the process for them, by SIGBUS and without a word. Here such a read of a map that is
+watched gives zeros, and is remembered, so that whoever reads can say what happened. All other
+reads, and systems other than 64-bit Linux, are as they were. Knows addresses; no arrays' meaning.
+Imported where there is such a map.
 """
 
 import ctypes
@@ -21,8 +22,10 @@ from numba.extending import intrinsic
 __all__ = ["was_cut", "watch"]
 
 MOST = 64  # maps that are watched
-PAGE, ADDRESS = mmap.PAGESIZE, 16  # bytes; and where siginfo_t has the address on 64-bit Linux
-READ, PRIVATE_FIXED_ANONYMOUS = 1, 0x32  # for mmap
+PAGE = mmap.PAGESIZE  # bytes; and where siginfo_t has the address on 64-bit Linux
+ADDRESS = 16
+READ = 1  # for mmap
+PRIVATE_FIXED_ANONYMOUS = 0x32
 IS_HERE = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
 WITH_ADDRESS = 4  # SA_SIGINFO
 
@@ -61,7 +64,8 @@ def _put(typing, address, value):
     return types.void(types.int64, types.int64), generate
 
 
-_int, _long = types.int32, types.intp
+_int = types.int32
+_long = types.intp
 _mmap = types.ExternalFunction("mmap", _long(_long, _long, _int, _int, _int, _long))
 _sigaction = types.ExternalFunction("sigaction", _int(_int, _long, _long))
 
@@ -80,8 +84,10 @@ def _give_zeros(number, info, context):
 
 def watch(array) -> int:
     """Watch the memory of an `np.memmap` for as long as it lives; return its place, −1 where that can't be."""
-    first, size = array.ctypes.data, array.nbytes
-    start, stop = first // PAGE * PAGE, -(-(first + size) // PAGE) * PAGE
+    first = array.ctypes.data
+    size = array.nbytes
+    start = first // PAGE * PAGE
+    stop = -(-(first + size) // PAGE) * PAGE
     known = np.flatnonzero((_maps[0] == start) & (_maps[1] == stop))
     if known.size:
         return int(known[0])

@@ -1,7 +1,7 @@
 """The arrays behind a model's rows, and minibatches of them.
 
-A minibatch says which arrays its rows are of. Knows arrays and groups of rows; no order in which they
-are drawn, no gradients.
+A minibatch says which arrays its rows are of. Knows arrays and groups of rows; no order in which
+they are drawn, no gradients.
 """
 
 from dataclasses import replace
@@ -79,7 +79,10 @@ class InMemory:
     rows_of_each = 1.0  # what is drawn: rows, or units of so many on average
 
     def __init__(self, groups, sources, dtype, resident):
-        self.groups, self.sources, self.dtype, self._resident = groups, sources, dtype, resident
+        self.groups = groups
+        self.sources = sources
+        self.dtype = dtype
+        self._resident = resident
         self.reload()
 
     def reload(self) -> None:
@@ -110,7 +113,8 @@ class InMemory:
         self._count(n_rows)
 
     def _count(self, n_rows):
-        self.n_rows, self.n_at_hand = n_rows, n_rows
+        self.n_rows = n_rows
+        self.n_at_hand = n_rows
         self._chunk_rows = self._rows_per_chunk()
         self.resize(None)
 
@@ -121,7 +125,8 @@ class InMemory:
 
     def resize(self, rows) -> None:
         """Let minibatches have so many rows of each group, at most half of them; None: as given."""
-        self.rows, given = rows, [group.batch_size for group in self.groups]
+        self.rows = rows
+        given = [group.batch_size for group in self.groups]
         self.batch_sizes = (
             given
             if rows is None

@@ -12,7 +12,9 @@ from pymc_sghmc.rows.data import Minibatches
 
 __all__ = ["Epochs", "epoch_rows"]
 
-ROUNDS, FEW_ROWS, MORE_ROUNDS = 3, 1000, 16  # of the permutation, each over both digits
+ROUNDS = 3  # of the permutation, each over both digits
+FEW_ROWS = 1000
+MORE_ROUNDS = 16
 CHUNK = 2**13  # rows computed at a time, in the processor's cache
 GOLDEN = 0x9E3779B97F4A7C15  # odd, so that multiples of it never repeat
 
@@ -21,8 +23,8 @@ class Epochs:
     """Rows are drawn without replacement, in a new order in each epoch.
 
     Where the batch size doesn't divide the number of rows, a minibatch holds the last rows of one
-    epoch and the first of the next. The place of a chain is its seed and how many minibatches it has
-    drawn.
+    epoch and the first of the next. The place of a chain is its seed and how many minibatches it
+    has drawn.
 
     Parameters
     ----------

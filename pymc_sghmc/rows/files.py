@@ -53,8 +53,8 @@ def check_files(files) -> None:
     for file in files:
         if file.is_cut_short or _was_cut(file.place):
             raise FileFault(
-                f"the file {file.name} has become shorter than the data that are read from it: it was "
-                "cut or is being written anew. Write new data to another file, and start anew"
+                f"the file {file.name} has become shorter than the data that are read from it: it "
+                "was cut or is being written anew. Write new data to another file, and start anew"
             )
 
 

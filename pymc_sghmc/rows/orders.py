@@ -1,8 +1,8 @@
 """The orders in which rows come up in minibatches: independently, evenly or by leverage.
 
-An order is asked for minibatches with the place of a chain in it, which it returns moved on and does
-not keep: ``draw(rng, place, k) -> (Minibatches, place)``. `Epochs` and `Windows` are orders, too.
-Knows rows, no gradients.
+An order is asked for minibatches with the place of a chain in it, which it returns moved on and
+does not keep: ``draw(rng, place, k) -> (Minibatches, place)``. `Epochs` and `Windows` are orders,
+too. Knows rows, no gradients.
 """
 
 from copy import deepcopy
@@ -56,7 +56,9 @@ class ByLeverage:
     independent = True
 
     def __init__(self, data, leverages):
-        self.data, self.pools, self.counts = data, [], []
+        self.data = data
+        self.pools = []
+        self.counts = []
         for leverage in leverages:
             # Row i is in the pool 1 + ⌊3 leverage / mean⌋ times; rows are drawn evenly from it.
             share = np.nan_to_num(leverage, posinf=np.finfo(leverage.dtype).max).astype(float)

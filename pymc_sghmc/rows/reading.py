@@ -16,8 +16,13 @@ class Reader:
     """The endless sequence of rows of a loader's passes, read from the front."""
 
     def __init__(self, source, names, seed):
-        self.source, self.names, self.seed = source, names, seed
-        self._at, self._blocks, self._rest, self._pass = None, None, None, 0
+        self.source = source
+        self.names = names
+        self.seed = seed
+        self._at = None
+        self._blocks = None
+        self._rest = None
+        self._pass = 0
 
     def read(self, start, count) -> list:
         """Return copies of so many rows from ``start`` on, an array for each name."""
@@ -79,7 +84,8 @@ class ReadAhead:
     """Rows that a thread of their own is reading. The thread ends with them."""
 
     def __init__(self, what, reader, start, count):
-        self.what, self.reader = what, reader
+        self.what = what
+        self.reader = reader
         self._arrays = self._error = None
         self._thread = threading.Thread(target=self._read, args=(start, count), daemon=True)
         self._thread.start()

@@ -17,7 +17,8 @@ from pymc_sghmc.rows.reading import Reader
 
 __all__ = ["Source", "StreamFault", "check_file", "given_arrays"]
 
-PILOT_ROWS, PILOT_BYTES = 50_000, 2**27  # at hand for what needs some rows only, at most
+PILOT_ROWS = 50_000  # at hand for what needs some rows only, at most
+PILOT_BYTES = 2**27
 
 
 class StreamFault(Fault, ValueError):
@@ -72,15 +73,16 @@ class Source:
         ):
             raise ValueError(
                 f"data={loader!r}: one pass over the data isn't enough, and an iterator or a "
-                "generator gives no second one. Pass an object whose __iter__ begins a new pass and "
-                "whose len is the number of rows; ready-made ones are in pymc_sghmc.loaders."
+                "generator gives no second one. Pass an object whose __iter__ begins a new pass "
+                "and whose len is the number of rows; ready-made ones are in pymc_sghmc.loaders."
             )
         self.n_rows = _n_rows(loader)
         # Loaders of batches leave an incomplete last one out, unless they say that they don't.
         size = getattr(loader, "batch_size", None) if getattr(loader, "drop_last", True) else None
         self.dropped = self.n_rows % size if isinstance(size, int) and size > 0 else 0
         self.containers = {variable.name: variable for variable in model.data_vars}
-        self.names, self.first = list(self.containers), None
+        self.names = list(self.containers)
+        self.first = None
         blocks = self.blocks(np.random.default_rng(0))
         block = next(blocks)
         blocks.close()
@@ -114,9 +116,9 @@ class Source:
                 seen += n
                 if seen > self.n_rows:
                     raise StreamFault(
-                        f"data=: a pass over the loader yields {seen} rows and more, but its length "
-                        f"is {self.n_rows}, by which the likelihood is weighted. Give it a len (or "
-                        "total_size) that is the number of rows"
+                        f"data=: a pass over the loader yields {seen} rows and more, but its "
+                        f"length is {self.n_rows}, by which the likelihood is weighted. Give it a "
+                        "len (or total_size) that is the number of rows"
                     )
                 kept = n - max(0, seen - self.rows_per_pass)
                 if kept > 0:
@@ -127,8 +129,9 @@ class Source:
             raise StreamFault(f"the loader raised {type(error).__name__}: {error}") from error
         if seen == 0:
             raise StreamFault(
-                "data=: a pass over the loader yields no rows. Each call of iter(loader) must begin "
-                "a new pass; one that goes through a generator is at its end after the first"
+                "data=: a pass over the loader yields no rows. Each call of iter(loader) must "
+                "begin a new pass; one that goes through a generator is at its end after the "
+                "first"
             )
         if seen < self.rows_per_pass:
             raise StreamFault(
@@ -142,9 +145,9 @@ class Source:
             block = {self.names[0]: block}
         if not isinstance(block, Mapping):
             raise StreamFault(
-                f"data=: the loader yields {type(block).__name__}, not dicts of arrays by the names "
-                f"of the model's containers {_listing(self.containers)}. A bare array will do where "
-                "there is one container"
+                f"data=: the loader yields {type(block).__name__}, not dicts of arrays by the "
+                f"names of the model's containers {_listing(self.containers)}. A bare array will "
+                "do where there is one container"
             )
         if self.first is None:
             arrays = {name: np.asarray(array) for name, array in block.items()}
@@ -180,8 +183,8 @@ def check_file(name, array) -> None:
     file = mapped_file(array)
     if file is not None and file.is_cut_short:
         raise ValueError(
-            f"data=: the file {file.name} of {name!r} has {os.path.getsize(file.name)} bytes, fewer "
-            f"than the {file.needed} of its rows: it was cut short."
+            f"data=: the file {file.name} of {name!r} has {os.path.getsize(file.name)} bytes, "
+            f"fewer than the {file.needed} of its rows: it was cut short."
         )
 
 

@@ -32,21 +32,25 @@ class GroupsInMemory(InMemory):
     """
 
     def __init__(self, groups, sources, dtype, resident, place, counts, width, checksums):
-        self._place, self._counts, self._width = place, counts, width
-        self._checksums, self.rows_of_each = checksums, float(counts.mean())
+        self._place = place
+        self._counts = counts
+        self._width = width
+        self._checksums = checksums
+        self.rows_of_each = float(counts.mean())
         super().__init__(groups, sources, dtype, resident)
 
     def _count(self, n_rows):
-        n, n_units = n_rows[self._place], self._counts.size
+        n = n_rows[self._place]
+        n_units = self._counts.size
         if n != self._counts.sum():
             raise ValueError(
-                f"marginalize: there are {n} rows now, and were {self._counts.sum()} when the step was "
-                "made. Make a new step after pm.set_data."
+                f"marginalize: there are {n} rows now, and were {self._counts.sum()} when the "
+                "step was made. Make a new step after pm.set_data."
             )
         if any(checksum(self.arrays[i]) != known for i, known in self._checksums.items()):
             raise ValueError(
-                "marginalize: rows belong to other groups now than when the step was made. Make a new "
-                "step after pm.set_data."
+                "marginalize: rows belong to other groups now than when the step was made. Make "
+                "a new step after pm.set_data."
             )
         super()._count([n_units if k == self._place else rows for k, rows in enumerate(n_rows)])
 

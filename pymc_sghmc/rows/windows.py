@@ -1,9 +1,9 @@
 """Rows of data that never are in memory as a whole: a loader's blocks, read ahead.
 
-The rows of a loader, pass after pass, are one endless sequence. Windows of it, each of a whole number
-of minibatches, are held in memory and shuffled with the seed of the chain; while one is in use the
-next is read in the background. So every row comes up once in each pass, and the place of a chain is
-its seed and how many minibatches it has drawn. Knows loaders and rows, no gradients.
+The rows of a loader, pass after pass, are one endless sequence. Windows of it, each of a whole
+number of minibatches, are held in memory and shuffled with the seed of the chain; while one is in
+use the next is read in the background. So every row comes up once in each pass, and the place of a
+chain is its seed and how many minibatches it has drawn. Knows loaders and rows, no gradients.
 """
 
 import numpy as np
@@ -15,7 +15,8 @@ from pymc_sghmc.rows.reading import ReadAhead, Reader
 __all__ = ["Streamed", "Windows"]
 
 WINDOW_BYTES = 2**25  # of a window, about; two are in memory
-WINDOW_BLOCKS, WINDOW_MINIBATCHES = 4, 10  # in a window, at least
+WINDOW_BLOCKS = 4  # in a window, at least
+WINDOW_MINIBATCHES = 10
 
 
 class Streamed(InMemory):
@@ -85,7 +86,8 @@ class Streamed(InMemory):
                 self.reload()
                 reader = Reader(self.source, self.names, seed)
                 self._ahead = ReadAhead((seed, number), reader, number * count, count)
-            arrays, reader = tuple(self._ahead.result()), self._ahead.reader
+            arrays = tuple(self._ahead.result())
+            reader = self._ahead.reader
             order = np.random.default_rng([seed, number]).permutation(count)
             rows = order.reshape(self.minibatches_per_window, -1)
             self._window = (seed, number), arrays, rows
@@ -97,14 +99,16 @@ class Streamed(InMemory):
         if subset is not None:
             yield from super().chunks(subset)
             return
-        weight, step = self.source.n_rows / self.source.rows_per_pass, self._chunk_rows[0]
+        weight = self.source.n_rows / self.source.rows_per_pass
+        step = self._chunk_rows[0]
         for window, arrays in enumerate(self._pass()):
             n = len(arrays[0])
             for start in range(0, n, step):
                 yield Chunk(window, 0, np.arange(start, min(start + step, n)), weight, arrays)
 
     def _pass(self):
-        reader, total = Reader(self.source, self.names, 0), self.source.rows_per_pass
+        reader = Reader(self.source, self.names, 0)
+        total = self.source.rows_per_pass
         size = self.rows_per_window
         ahead = ReadAhead(0, reader, 0, min(size, total))
         try:

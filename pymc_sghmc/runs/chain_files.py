@@ -34,9 +34,12 @@ class ChainFiles:
     """
 
     def __init__(self, folder, chain, run):
-        self.folder, self.chain, self.run = folder / f"chain{chain}", chain, run
+        self.folder = folder / f"chain{chain}"
+        self.chain = chain
+        self.run = run
         self._state = self._found("state")[-1:]  # before draws, which are written first
-        self.segments, made = [], 0
+        self.segments = []
+        made = 0
         for (start, stop), path in self._found("draws"):
             if start > made:
                 raise files.DamagedFile(

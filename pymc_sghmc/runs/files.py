@@ -1,8 +1,8 @@
 """Files that are written once: arrays and facts, under a name that holds their checksum.
 
-A file is NumPy's ``.npz`` with a JSON text among its arrays. It is written under another name, flushed to
-the disk and renamed, and never written again: it is whole, or it isn't there. Knows arrays, JSON and
-folders; no runs and no pickles.
+A file is NumPy's ``.npz`` with a JSON text among its arrays. It is written under another name,
+flushed to the disk and renamed, and never written again: it is whole, or it isn't there. Knows
+arrays, JSON and folders; no runs and no pickles.
 """
 
 import hashlib
@@ -33,8 +33,8 @@ class DamagedFile(ValueError):
     def __str__(self):
         path, reason = self.args
         return (
-            f"{path} is damaged: {reason}. Nothing was changed. Bring the file back from a copy, or "
-            "begin the run anew in another folder."
+            f"{path} is damaged: {reason}. Nothing was changed. Bring the file back from a copy, "
+            "or begin the run anew in another folder."
         )
 
 
@@ -69,8 +69,8 @@ def write(folder, stem, arrays, facts=None) -> Path:
             unfinished.unlink(missing_ok=True)
         raise OSError(
             error.errno,
-            f"{error.strerror}: {path.parent} can't be written to. What was stored before is kept; when this is mended, "
-            "start the same script again",
+            f"{error.strerror}: {path.parent} can't be written to. What was stored before is "
+            "kept; when this is mended, start the same script again",
         ) from error
     return path
 

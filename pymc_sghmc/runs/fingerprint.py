@@ -1,7 +1,7 @@
 """Marks by which a stored run knows its model, its data and its steps again.
 
-Knows graphs, arrays and files; no chains. Nothing is compiled or evaluated: ten million rows cost as
-much as a thousand.
+Knows graphs, arrays and files; no chains. Nothing is compiled or evaluated: ten million rows cost
+as much as a thousand.
 """
 
 import hashlib
@@ -22,7 +22,8 @@ from pymc_sghmc.runs.states import encoded, frozen
 
 __all__ = ["different", "fingerprint"]
 
-SAMPLED, PIECES = 2**20, 256  # bytes of an array that are looked at, at most, and pieces of it
+SAMPLED = 2**20  # bytes of an array that are looked at, at most, and pieces of it
+PIECES = 256
 PACKAGES = "pymc", "pytensor", "numpy", "pymc-sghmc"
 ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
@@ -92,7 +93,8 @@ def different(stored, new) -> str:
         return f"the coordinates {name!r} aren't those of the run"
     if stored["model"] != new["model"]:
         return (
-            "the model has another prior, likelihood, Deterministic or constant than that of the run"
+            "the model has another prior, likelihood, Deterministic or constant than that of the "
+            "run"
             + (
                 ""
                 if stored["versions"] == new["versions"]
@@ -143,7 +145,9 @@ def _setting(value, name, arrays):
 
 def _graph(outputs, arrays) -> str:
     """Return the checksum of a graph's operations; arrays that it holds are added to ``arrays``."""
-    numbers, digest, todo = {}, hashlib.blake2b(digest_size=16), list(reversed(outputs))
+    numbers = {}
+    digest = hashlib.blake2b(digest_size=16)
+    todo = list(reversed(outputs))
     while todo:
         variable = todo[-1]
         if variable in numbers:

@@ -37,7 +37,8 @@ class KilledRun(ZarrTrace):
             return
         for chain, made in enumerate(self.made):
             if made < 0 or not self.stored.has_draws(chain, made):
-                self.states[chain], self.made[chain] = None, 0
+                self.states[chain] = None
+                self.made[chain] = 0
                 _log.warning(
                     f"resume: of chain {chain} the state or some draws are damaged or don't belong "
                     "together. This chain begins anew, and will make the same draws again."
@@ -68,10 +69,13 @@ class KilledRun(ZarrTrace):
     def _generator(self):
         """Return the generator of which PyMC spawned those of the chains, and will again."""
         chain = int(np.argmax(self.made))
-        state, depth = self.states[chain], 1
+        state = self.states[chain]
+        depth = 1
         while hasattr(state, "methods"):  # a compound step spawns in its turn
-            state, depth = state.methods[0], depth + 1
-        known, kind = state.rng.seed_seq_state, state.rng.bit_generator_state["bit_generator"]
+            state = state.methods[0]
+            depth = depth + 1
+        known = state.rng.seed_seq_state
+        kind = state.rng.bit_generator_state["bit_generator"]
         seed = np.random.SeedSequence(
             known["entropy"],
             spawn_key=known["spawn_key"][:-depth],
@@ -108,7 +112,8 @@ class KilledRun(ZarrTrace):
 
     def _check_model(self, model):
         """Compare with the layout, and the data, that a new store would have."""
-        new, old = Store(self.root).layout(), self.stored.layout()
+        new = Store(self.root).layout()
+        old = self.stored.layout()
         names = {path.split("/")[1] for path in old}
         for var in model.value_vars:
             if var.name not in names:
@@ -167,7 +172,8 @@ class _KilledChain(ZarrChain):
     def begin_after(self, made, state, point, stats):
         """Pass over so many draws, then take up this state at this point."""
         self.draw_idx = self.made = made
-        self.state, self.point = state, point
+        self.state = state
+        self.point = point
         self.stats = self.stats_bijection.rmap(stats)
         self.n_passed = self.n_recorded = 0
 
@@ -180,7 +186,8 @@ class _KilledChain(ZarrChain):
 
     def pass_over(self, point):
         """Stand in for ``step`` at a stored draw."""
-        step, self.n_passed = self._step_method, self.n_passed + 1
+        step = self._step_method
+        self.n_passed = self.n_passed + 1
         if self.n_passed == self.made:
             del step.step
             step.sampling_state = self.state
@@ -199,7 +206,8 @@ class _KilledChain(ZarrChain):
     def record_sampling_state(self, step=None):
         """Record states with the draws that they follow, and not in the middle of a draw.
 
-        PyMC passes ``step`` when it closes a chain, at an interruption in the middle of a draw, too.
+        PyMC passes ``step`` when it closes a chain, at an interruption in the middle of a draw,
+        too.
         """
         if step is None:
             super().record_sampling_state()

@@ -1,7 +1,7 @@
 """What a step method does in a run that is stored: passes over what is there, and records the rest.
 
-The class of a step is exchanged for one that asks a `Recorder` at each draw, in the process that samples.
-Knows PyMC's steps and the files of a chain; no models and no formula of a sampler.
+The class of a step is exchanged for one that asks a `Recorder` at each draw, in the process that
+samples. Knows PyMC's steps and the files of a chain; no models and no formula of a sampler.
 """
 
 import multiprocessing
@@ -47,10 +47,17 @@ class Recorder:
     """
 
     def __init__(self, folder, run, trace, stats, tune, draws, traces):
-        self.folder, self.run, self.fn, self.names = folder, run, trace.fn, trace.varnames
+        self.folder = folder
+        self.run = run
+        self.fn = trace.fn
+        self.names = trace.varnames
         self.stats = [{k: d for k, d in own.items() if np.dtype(d) != object} for own in stats]
-        self.tune, self.total = tune, tune + draws
-        self.begun, self.files, self._traces, self._process = 0, None, traces, os.getpid()
+        self.tune = tune
+        self.total = tune + draws
+        self.begun = 0
+        self.files = None
+        self._traces = traces
+        self._process = os.getpid()
 
     def is_over(self) -> bool:
         """Whether what calls is another ``pm.sample``, as that of the run was ended before it sampled."""
@@ -65,15 +72,20 @@ class Recorder:
 
     def begin(self, step):
         """Meet the step at the start of a chain."""
-        name, is_home = multiprocessing.current_process().name, os.getpid() == self._process
+        name = multiprocessing.current_process().name
+        is_home = os.getpid() == self._process
         named = None if is_home else WORKER.fullmatch(name)  # workers may run a script themselves
-        chain, self.begun = int(named[1]) if named else self.begun, self.begun + 1
+        chain = int(named[1]) if named else self.begun
+        self.begun = self.begun + 1
         self.files = ChainFiles(self.folder, chain, self.run)
         self.stored = self.files.made
         self.passed, self.point, arrays, state = self.files.state()
         self.state = None if state is None else decoded(state, arrays, step.sampling_state)
         self.passing = self.files.draws(self.passed)
-        self.made, self.buffer, self.waiting, self.cost = 0, [], 0, 0.0
+        self.made = 0
+        self.buffer = []
+        self.waiting = 0
+        self.cost = 0.0
         self.began = self.written = time.perf_counter()
         if named:
             end_with_parent()  # PyMC's own steps, too
@@ -111,7 +123,8 @@ class Recorder:
 
     def _take_up(self, step, point):
         """Put the step into the stored state, at the stored point."""
-        step.sampling_state, self.state = self.state, None
+        step.sampling_state = self.state
+        self.state = None
         return {**point, **self.point}
 
     def _pass_over(self, step, point):
@@ -175,7 +188,8 @@ class Recorder:
         _end_without_parent()
         path = self.files.write("draws", [self.stored, stop], arrays)
         self.files.segments.append((self.stored, stop, path))
-        self.stored, self.waiting = stop, 0
+        self.stored = stop
+        self.waiting = 0
         del self.buffer[: len(buffer)]
 
     def close(self):
@@ -217,8 +231,10 @@ def recorded(step, recorder):
             plain.__dict__.update({k: v for k, v in self.__dict__.items() if k != "_recorder"})
             return recorded, (plain, self._recorder)
 
-    Recorded.__name__, Recorded.__qualname__ = cls.__name__, cls.__qualname__
-    step.__class__, step._recorder = Recorded, recorder
+    Recorded.__name__ = cls.__name__
+    Recorded.__qualname__ = cls.__qualname__
+    step.__class__ = Recorded
+    step._recorder = recorder
     return step
 
 

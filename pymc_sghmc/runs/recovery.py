@@ -21,8 +21,8 @@ def recover_effects(
 ):
     """Draw the effects that a step integrated out, given some draws of all other unknowns.
 
-    For each draw of the posterior's, a few Metropolis steps with proposals from a t distribution around where
-    the group's effects lie; about nine of ten are accepted.
+    For each draw of the posterior's, a few Metropolis steps with proposals from a t distribution
+    around where the group's effects lie; about nine of ten are accepted.
 
     Parameters
     ----------
@@ -31,11 +31,11 @@ def recover_effects(
     step : SGHMC, SGLD or SGNHT
         The step, or one that is made like it.
     draws : int, default 250
-        Draws of each chain, evenly spread, for which effects are drawn; all, where there are no more.
-        250 of four chains tell means to a thirtieth of a standard deviation.
+        Draws of each chain, evenly spread, for which effects are drawn; all, where there are no
+        more. 250 of four chains tell means to a thirtieth of a standard deviation.
     groups : array of int, optional
-        Numbers of the groups whose effects are wanted, as rows have them; default: all. Of a million groups each
-        draw of all effects takes 8 MB and some seconds.
+        Numbers of the groups whose effects are wanted, as rows have them; default: all. Of a
+        million groups each draw of all effects takes 8 MB and some seconds.
     random_seed : int or numpy.random.Generator, optional
     model : pm.Model, optional
         Whose draws they are; that of the context where none is given.
@@ -44,15 +44,16 @@ def recover_effects(
     Returns
     -------
     xarray.Dataset
-        With the effects' names and dims, and the same draws of all other variables of the posterior; with ``groups``,
-        of those that don't have one of the effects' dims.
+        With the effects' names and dims, and the same draws of all other variables of the
+        posterior; with ``groups``, of those that don't have one of the effects' dims.
 
     Raises
     ------
     TypeError
         If the first isn't a result with a posterior, or the second no step of this package.
     ValueError
-        If the step integrates nothing out, the posterior lacks an unknown, or there are no such groups.
+        If the step integrates nothing out, the posterior lacks an unknown, or there are no such
+        groups.
 
     Examples
     --------
@@ -77,11 +78,13 @@ def recover_effects(
     """
     if not hasattr(step, "tuner") or not hasattr(idata, "posterior"):
         raise TypeError(
-            f"recover_effects({type(idata).__name__}, {type(step).__name__}): the first must be what pm.sample gave "
-            "back, as a whole, the second the step with marginalize; of several steps, that one."
+            f"recover_effects({type(idata).__name__}, {type(step).__name__}): the first must be "
+            "what pm.sample gave back, as a whole, the second the step with marginalize; of "
+            "several steps, that one."
         )
     try:
-        model, gradient = modelcontext(model), step.tuner.gradient
+        model = modelcontext(model)
+        gradient = step.tuner.gradient
     except TypeError:
         words = "recover_effects: call it within `with model:`, or pass model=."
         raise TypeError(words) from None
@@ -93,7 +96,8 @@ def recover_effects(
     gradient.data.reload()  # pm.set_data may have changed the groups, which is refused, or the rows
     if not density.nodes_need_others:  # else they follow each draw
         step.tuner.setups.place_nodes(step.tuner.initial)
-    n_wanted, rng = whole_steps("draws", draws, "draws"), get_random_generator(random_seed)
+    n_wanted = whole_steps("draws", draws, "draws")
+    rng = get_random_generator(random_seed)
     of_groups = _checked(groups, density.marginal.n_groups)
     posterior = idata.posterior
     posterior = posterior.to_dataset() if hasattr(posterior, "to_dataset") else posterior
@@ -103,7 +107,8 @@ def recover_effects(
     if missing := [rv.name for rv in rvs if rv.name not in posterior]:
         raise ValueError(
             f"recover_effects: the posterior has no draws of {quoted(missing)}, of which effects "
-            "depend, or those of groups with very many rows. Leave out var_names= in pm.sample, or name them."
+            "depend, or those of groups with very many rows. Leave out var_names= in pm.sample, or "
+            "name them."
         )
     n = posterior.sizes["draw"]
     thinned = posterior.isel(draw=np.unique(np.linspace(0, n - 1, min(n, n_wanted)).astype(int)))
@@ -114,7 +119,8 @@ def recover_effects(
     ]
     unconstrained = compile(rvs, forward, mode="FAST_COMPILE", on_unused_input="ignore")
     inputs = [thinned[rv.name].transpose("chain", "draw", ...).to_numpy() for rv in rvs]
-    shape, found = (thinned.sizes["chain"], thinned.sizes["draw"]), None
+    shape = (thinned.sizes["chain"], thinned.sizes["draw"])
+    found = None
     with CustomProgress(disable=not progressbar) as bar:
         task = bar.add_task("Recovering effects", total=shape[0] * shape[1])
         for at in np.ndindex(shape):
@@ -163,8 +169,8 @@ def _checked(groups, n_groups):
         raise ValueError(f"recover_effects: groups={groups!r} names one twice. Give each once.")
     if numbers.min() < 0 or numbers.max() >= n_groups:
         raise ValueError(
-            f"recover_effects: groups are from {numbers.min()} to {numbers.max()}; give numbers from 0 to "
-            f"{n_groups - 1}."
+            f"recover_effects: groups are from {numbers.min()} to {numbers.max()}; give numbers "
+            f"from 0 to {n_groups - 1}."
         )
     return numbers
 
@@ -172,14 +178,15 @@ def _checked(groups, n_groups):
 def _as_variables(found, model, of_draws, of_groups, marginal) -> dict:
     """Values of the model's own variables from those on PyMC's unconstrained scale, with their dims.
 
-    The bounds of a transform may depend on other unknowns, and are taken at the same draw; and on the group,
-    so that it is given all groups.
+    The bounds of a transform may depend on other unknowns, and are taken at the same draw; and on
+    the group, so that it is given all groups.
     """
 
     def whole(back, name, one, *others):
         if of_groups is None:
             return back(one, *others)
-        axis, every = marginal.axes[name], marginal.nothing[name].copy()
+        axis = marginal.axes[name]
+        every = marginal.nothing[name].copy()
         every[(slice(None),) * axis + (of_groups,)] = one
         return np.take(back(every, *others), of_groups, axis)
 
@@ -187,7 +194,8 @@ def _as_variables(found, model, of_draws, of_groups, marginal) -> dict:
     for value in model.value_vars:
         if value.name not in found:
             continue
-        rv, x = model.values_to_rvs[value], found[value.name]
+        rv = model.values_to_rvs[value]
+        x = found[value.name]
         transform = model.rvs_to_transforms[rv]
         if transform is not None:
             others = {other: draws for other, draws in of_draws.items() if other is not rv}

@@ -20,11 +20,11 @@ __all__ = ["resume"]
 def resume(trace, *, step, model=None, **kwargs):
     """Make the draws that a killed run still owes, the same that it would have made.
 
-    For runs of ``pm.sample(trace=RunStore(path), ...)``, where starting the same script again does the
-    same, and of ``pm.sample(trace=ZarrTrace(store, include_transformed=True), ...)`` with a step method of
-    this package. Each chain goes on after its last stored draw, and chains that hadn't
-    begun begin as they would have. All draws are in the same store in the end. Errors come before
-    anything is sampled or changed in the store.
+    For runs of ``pm.sample(trace=RunStore(path), ...)``, where starting the same script again does
+    the same, and of ``pm.sample(trace=ZarrTrace(store, include_transformed=True), ...)`` with a
+    step method of this package. Each chain goes on after its last stored draw, and chains that
+    hadn't begun begin as they would have. All draws are in the same store in the end. Errors come
+    before anything is sampled or changed in the store.
 
     Parameters
     ----------
@@ -38,7 +38,8 @@ def resume(trace, *, step, model=None, **kwargs):
     **kwargs
         Other arguments of ``pm.sample`` as in the killed run, such as ``initvals``. ``cores``,
         ``mp_ctx``, ``progressbar`` and those of the result may change. ``draws``, ``tune``,
-        ``chains`` and, of a ``ZarrTrace``, ``random_seed`` are known from the store and may be left out.
+        ``chains`` and, of a ``ZarrTrace``, ``random_seed`` are known from the store and may be left
+        out.
 
     Returns
     -------

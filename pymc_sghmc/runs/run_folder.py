@@ -44,7 +44,8 @@ class RunFolder:
     """
 
     def __init__(self, path):
-        self.path, self._lock = Path(path).expanduser().absolute(), None
+        self.path = Path(path).expanduser().absolute()
+        self._lock = None
 
     def __str__(self):
         return f"RunStore({os.fspath(self.path)!r})"
@@ -79,9 +80,11 @@ class RunFolder:
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"{error.strerror}: {self.path} can't be written to. {self}.to_inference_data() reads what is there",
+                f"{error.strerror}: {self.path} can't be written to. {self}.to_inference_data() "
+                "reads what is there",
             ) from error
-        self._lock, _holders[self._key()] = lock, self
+        self._lock = lock
+        _holders[self._key()] = self
         files.remove_unfinished(self.path)
 
     def release(self) -> None:

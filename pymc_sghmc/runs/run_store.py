@@ -32,11 +32,11 @@ ENDED_WORKER = EOFError, ConnectionError, BrokenPipeError
 class RunStore(StoredTrace):
     """A folder that keeps a run as it is made, and from which the same script goes on.
 
-    Pass it to ``pm.sample(trace=...)``. Draws, and the state of the chains' steps, are written every second
-    at first, later less often, by the processes that make them. If the run is ended by anything, the same
-    script started again goes on from what is there: the same model, data, step, ``draws``, ``tune``, ``chains``
-    and ``random_seed`` give the draws of a run that nothing has ended, bit for bit on the same machine with the same
-    versions. A finished run is given back.
+    Pass it to ``pm.sample(trace=...)``. Draws, and the state of the chains' steps, are written
+    every second at first, later less often, by the processes that make them. If the run is ended by
+    anything, the same script started again goes on from what is there: the same model, data, step,
+    ``draws``, ``tune``, ``chains`` and ``random_seed`` give the draws of a run that nothing has
+    ended, bit for bit on the same machine with the same versions. A finished run is given back.
 
     Parameters
     ----------
@@ -46,8 +46,9 @@ class RunStore(StoredTrace):
     Raises
     ------
     ValueError
-        From ``pm.sample``, before anything is changed: if the run in the folder is of another model, other data, other
-        settings or numbers of draws, if the folder is something else's, or another process is writing to it.
+        From ``pm.sample``, before anything is changed: if the run in the folder is of another
+        model, other data, other settings or numbers of draws, if the folder is something else's, or
+        another process is writing to it.
     DamagedFile
         If a file isn't what was written; a ValueError.
     OSError
@@ -55,11 +56,13 @@ class RunStore(StoredTrace):
 
     Notes
     -----
-    Files are written under another name, flushed to the disk and renamed, and never written again; each name holds the checksum
-    of its file. Nothing in the folder is a pickle. It is read by NumPy alone (``.npz``).
+    Files are written under another name, flushed to the disk and renamed, and never written again;
+    each name holds the checksum of its file. Nothing in the folder is a pickle. It is read by NumPy
+    alone (``.npz``).
 
-    ``callback`` is called for stored draws, too, with their values, so that what it adds up is right in the end. With
-    ``var_names`` other variables' values aren't stored: there the callback sees NaN.
+    ``callback`` is called for stored draws, too, with their values, so that what it adds up is
+    right in the end. With ``var_names`` other variables' values aren't stored: there the callback
+    sees NaN.
 
     Examples
     --------
@@ -91,7 +94,10 @@ class RunStore(StoredTrace):
     def __init__(self, path):
         self.folder = RunFolder(path)
         self.path = self.folder.path
-        self.straces, self._step, self._recorder, self.model = [], None, None, None
+        self.straces = []
+        self._step = None
+        self._recorder = None
+        self.model = None
 
     def __repr__(self):
         return str(self.folder)
@@ -106,12 +112,14 @@ class RunStore(StoredTrace):
         save_warmup : bool, default True
             Tuning draws, too, in groups of their own.
         model : Model, optional
-            Whose data are to be in the result; default: that of ``pm.sample`` in this process, if there was one.
+            Whose data are to be in the result; default: that of ``pm.sample`` in this process, if
+            there was one.
 
         Returns
         -------
         InferenceData (PyMC 5) or DataTree (PyMC 6)
-            Of an interrupted run, the chains and the length that hold the most draws; the others stay in the store.
+            Of an interrupted run, the chains and the length that hold the most draws; the others
+            stay in the store.
 
         Raises
         ------
@@ -123,19 +131,22 @@ class RunStore(StoredTrace):
         if model is not None:  # its labels are of any type
             coords = coords_and_dims_for_inferencedata(model)[0]
         numbers = facts["fingerprint"]["numbers"]
-        tune, every = numbers["tune"], [self.folder.chain(k) for k in range(numbers["chains"])]
+        tune = numbers["tune"]
+        every = [self.folder.chain(k) for k in range(numbers["chains"])]
         chosen, length = rectangle([max(0, one.made - tune) for one in every])
         if not length:
             made = ", ".join(str(one.made) for one in every)
             raise ValueError(
-                f"{self!r} has no draws after tuning yet ({made} tuning draws of the chains). They are kept: start the "
-                "same script again to go on."
+                f"{self!r} has no draws after tuning yet ({made} tuning draws of the chains). "
+                "They are kept: start the same script again to go on."
             )
         if len(chosen) < len(every) or any(every[k].made != tune + length for k in chosen):
             _log.log(
                 logging.INFO if self.sampling_time is None else logging.WARNING,
-                f"{self!r}: the result has {length} draws of {len(chosen)} of {len(every)} chains; the store has "
-                f"{', '.join(str(max(0, one.made - tune)) for one in every)}. Start the same script again to go on.",
+                f"{self!r}: the result has {length} draws of {len(chosen)} of {len(every)} "
+                "chains; the store has "
+                f"{', '.join(str(max(0, one.made - tune)) for one in every)}. Start the same "
+                "script again to go on.",
             )
         chains = [every[k] for k in chosen]
         version = facts["fingerprint"]["versions"]["pymc"]
@@ -165,8 +176,8 @@ class RunStore(StoredTrace):
             trace = BaseTrace(model=model, vars=vars, test_point=test_point)
             if reserved := {"chain", "draw"}.intersection(trace.varnames):
                 raise ValueError(
-                    f"trace={self!r}: a variable named {reserved.pop()!r} can't be stored beside the "
-                    "dims chain and draw. Rename it."
+                    f"trace={self!r}: a variable named {reserved.pop()!r} can't be stored beside "
+                    "the dims chain and draw. Rename it."
                 )
             layout, labels = layout_of(model, trace, step)
             numbers = {"chains": chains, "draws": draws, "tune": tune}
@@ -177,14 +188,16 @@ class RunStore(StoredTrace):
             if any(made := [chain.made for chain in stored]):
                 made = str(made)[1:-1]
                 _log.info(f"{self!r}: goes on after {made} of {tune + draws} draws of its chains.")
-            stats, run = step.stats_dtypes, self.folder.run
+            stats = step.stats_dtypes
+            run = self.folder.run
             self.straces = [_Chain(self, trace, chain, stats) for chain in range(chains)]
             self._recorder = Recorder(self.path, run, trace, stats, tune, draws, self.straces)
             self._step = recorded(step, self._recorder)
         except BaseException:
             self._release()
             raise
-        self.tuning_steps, self.draws = tune, draws
+        self.tuning_steps = tune
+        self.draws = draws
 
     def ended(self, error):
         """Take the end of a chain, and the error that is on its way to the user, if there is one."""
@@ -199,14 +212,16 @@ class RunStore(StoredTrace):
         self._release()
         if isinstance(error, ENDED_WORKER):
             raise ConnectionError(
-                f"{self!r}: a worker process has ended without a word: it was killed, perhaps because memory was short, or "
-                "crashed, perhaps because a file of data= was cut short. Its draws until shortly before are kept: "
-                "start the same script again to go on."
+                f"{self!r}: a worker process has ended without a word: it was killed, perhaps "
+                "because memory was short, or crashed, perhaps because a file of data= was cut "
+                "short. Its draws until shortly before are kept: start the same script again to "
+                "go on."
             ) from error
 
     def _release(self):
         """Let other processes write, and the step be what it was."""
-        step, self._step = self._step, None
+        step = self._step
+        self._step = None
         if step is not None and getattr(step, "_recorder", None) is self._recorder:
             unrecorded(step)
         self.folder.release()
@@ -234,7 +249,9 @@ class _Chain(BaseTrace):
 
     def __init__(self, store, trace, chain, stats):
         self.__dict__.update(trace.__dict__)
-        self.store, self.chain, self.n_recorded = store, chain, 0
+        self.store = store
+        self.chain = chain
+        self.n_recorded = 0
         self.setup(0, chain, stats)
 
     def __len__(self):

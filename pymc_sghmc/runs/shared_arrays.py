@@ -75,7 +75,8 @@ def share(array):
         offset = owner.offset + array.ctypes.data - owner.ctypes.data
         identity = _identity(filename)[:2]  # the user may go on writing to it
     else:
-        file, offset = _file_of(array, owner), 0
+        file = _file_of(array, owner)
+        offset = 0
         filename = f"/proc/{os.getpid()}/fd/{file.fileno()}" if HAS_DESCRIPTORS else file.name
         identity = _identity(filename)
     order = "F" if array.flags.fnc else "C"
@@ -121,7 +122,8 @@ class ByHandle:
     """A step method whose large arrays go to other processes as handles.
 
     These are in a pickle within the pickle, as only its own pickler knows of handles. The unknowns,
-    which hold no numbers, are outside: in ``cloudpickle.dumps((model, step))`` they are the model's.
+    which hold no numbers, are outside: in ``cloudpickle.dumps((model, step))`` they are the
+    model's.
     """
 
     def __reduce__(self):
@@ -226,8 +228,9 @@ def _written(array):
                 raise
     raise OSError(
         errno.ENOSPC,
-        f"Processes that are not forked share the data in a file of {array.nbytes / 1e9:.3g} GB, for "
-        f"which there is no room in {' or '.join(folders)}. Make room, set the environment variable "
+        f"Processes that are not forked share the data in a file of {array.nbytes / 1e9:.3g} GB, "
+        f"for which there is no room in {' or '.join(folders)}. Make room, set the environment "
+        "variable "
         'TMPDIR to another folder, pass mp_ctx="fork" to pm.sample, or use data in an np.memmap.',
     )
 

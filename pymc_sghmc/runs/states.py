@@ -33,8 +33,8 @@ def encoded(value, arrays):
     Raises
     ------
     TypeError
-        If there is something else in it than numbers, texts, arrays, lists, dicts, dataclasses and named
-        tuples.
+        If there is something else in it than numbers, texts, arrays, lists, dicts, dataclasses and
+        named tuples.
     """
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.hasobject:

@@ -112,10 +112,12 @@ class Store:
 
     def layout(self):
         """Shape, type and, but for draws, contents of all arrays that don't depend on sampling."""
-        n_draws, found = self.tune + self.draws, {}
+        n_draws = self.tune + self.draws
+        found = {}
         for group in (*DRAWS, *DATA):
             for name, array in self.root[group].arrays() if group in self.root else ():
-                shape, contents = array.shape, True
+                shape = array.shape
+                contents = True
                 if group in DRAWS and array.ndim > 1:
                     shape = (shape[0], n_draws, *shape[2:])
                 elif group in DRAWS and name == "draw":

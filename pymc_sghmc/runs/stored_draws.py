@@ -64,9 +64,12 @@ class _Draws(BackendArray):
     """Draws of one variable of some chains, or statistics of several samplers, side by side."""
 
     def __init__(self, members, chains, start, stop, shape, dtype):
-        self.members, self.chains, self.start = members, chains, start
+        self.members = members
+        self.chains = chains
+        self.start = start
         last = (len(members),) if len(members) > 1 else ()
-        self.shape, self.dtype = (len(chains), stop - start, *shape, *last), np.dtype(dtype)
+        self.shape = (len(chains), stop - start, *shape, *last)
+        self.dtype = np.dtype(dtype)
 
     def __getitem__(self, key):
         return indexing.explicit_indexing_adapter(
@@ -108,8 +111,8 @@ def datasets(chains, layout, coords, start, stop, attrs) -> dict:
     ----------
     chains : list of ChainFiles
     layout : dict
-        Of the run: ``variables``, by name shape, dtype and dims, and ``stats``, for each sampler names
-        and dtypes.
+        Of the run: ``variables``, by name shape, dtype and dims, and ``stats``, for each sampler
+        names and dtypes.
     coords : dict
     start, stop : int
     attrs : dict
@@ -119,13 +122,16 @@ def datasets(chains, layout, coords, start, stop, attrs) -> dict:
     dict of {str: xarray.Dataset}
     """
     at = {"chain": [one.chain for one in chains], "draw": np.arange(stop - start)}
-    variables, used = {}, {}
+    variables = {}
+    used = {}
     for name, (shape, dtype, dims) in layout["variables"].items():
         dims = dims or [f"{name}_dim_{i}" for i in range(len(shape))]
         variables[name] = _variable([f"variable {name}"], chains, start, stop, shape, dtype, dims)
         used |= dict(zip(dims, shape, strict=True))
     posterior = xr.Dataset(variables, coords=at | _labels(used, coords), attrs=attrs)
-    stats, found, counts = {}, {}, {}
+    stats = {}
+    found = {}
+    counts = {}
     for i, own in enumerate(layout["stats"]):
         for name, dtype in own.items():
             found.setdefault(name, (dtype, []))[1].append(f"stat {i} {name}")
@@ -160,7 +166,8 @@ def data_of(model) -> dict:
         ("observed_data", find_observations(model)),
         ("constant_data", find_constants(model)),
     ):
-        variables, used = {}, {}
+        variables = {}
+        used = {}
         for name, values in arrays.items():
             values = np.asarray(values)
             own = dims.get(name) or [f"{name}_dim_{i}" for i in range(values.ndim)]

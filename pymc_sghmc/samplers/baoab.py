@@ -26,10 +26,14 @@ def update(state, gradient, learning_rate, rng, *, friction, noise_estimate=0.0,
     ``noise_estimate`` β̂ is a number, an array of shape (d,) or a matrix of shape (d, d).
     """
     theta, v = state
-    eta, alpha, beta_hat, T = learning_rate, friction, noise_estimate, temperature
+    eta = learning_rate
+    alpha = friction
+    beta_hat = noise_estimate
+    T = temperature
     theta = theta + 0.5 * v  # A
     noise = rng.standard_normal(v.shape, dtype=v.dtype)
-    injected, estimated = alpha * (2 - alpha), 0.5 * (2 - alpha) ** 2
+    injected = alpha * (2 - alpha)
+    estimated = 0.5 * (2 - alpha) ** 2
     if getattr(beta_hat, "ndim", 0) < 2:
         noise = ((injected - estimated * beta_hat) * eta * T) ** 0.5 * noise
     else:  # a root of the matrix

@@ -46,7 +46,10 @@ def update(state, gradient, learning_rate, rng, *, friction, noise_estimate=0.0,
     ``noise_estimate`` β̂ is a number, an array of shape (d,) or a matrix of shape (d, d).
     """
     theta, v = state
-    eta, alpha, beta_hat, T = learning_rate, friction, noise_estimate, temperature
+    eta = learning_rate
+    alpha = friction
+    beta_hat = noise_estimate
+    T = temperature
     theta = theta + v  # eq. 15, line 1
     logp, grad = gradient(theta, gradient.draw_minibatch(rng))  # −∇Ũ(θ), a fresh minibatch
     noise = rng.standard_normal(v.shape, dtype=v.dtype)
@@ -65,9 +68,9 @@ class SGHMC(StochasticGradientStep):
     With nothing but a ``batch_size``, `pm.sample` finds the settings: it climbs to the mode, takes
     curvature and control variates there, and while tuning chooses the learning rate from the noise
     that the gradient has, so that the bias of the variances stays below ``target_bias``. What it
-    chose is logged and is in the statistics. A given setting is never changed. With a learning rate,
-    friction and noise estimate by hand, ``gradient="plain"`` and ``integrator="euler"`` the step is
-    the paper's algorithm to the letter, eq. 15:
+    chose is logged and is in the statistics. A given setting is never changed. With a learning
+    rate, friction and noise estimate by hand, ``gradient="plain"`` and ``integrator="euler"`` the
+    step is the paper's algorithm to the letter, eq. 15:
 
     .. math::
         \theta \leftarrow \theta + v, \qquad
@@ -84,11 +87,12 @@ class SGHMC(StochasticGradientStep):
         fresh momentum.
     noise_estimate : "auto", None, float, array of shape (d,), "diag" or "full", default "auto"
         β̂ = ½ηV̂, the share of the friction's noise that the gradient already brings. ``None`` is
-        β̂ = 0: variances come out too large by about ηV/(2α) in the preconditioner's units. A number
-        or array is β̂ itself, at most α. "auto" measures V while tuning, in the coordinates in which
-        the preconditioner is 1, and keeps it; it is 0 without replacement. "diag" and "full" go on
-        measuring after tuning, by the empirical Fisher information, once per draw; where β̂ exceeds α
-        it is cut to α during tuning and an error afterwards; exact at temperature 1.
+        β̂ = 0: variances come out too large by about ηV/(2α) in the preconditioner's units. A
+        number or array is β̂ itself, at most α. "auto" measures V while tuning, in the coordinates
+        in which the preconditioner is 1, and keeps it; it is 0 without replacement. "diag" and
+        "full" go on measuring after tuning, by the empirical Fisher information, once per draw;
+        where β̂ exceeds α it is cut to α during tuning and an error afterwards; exact at
+        temperature 1.
     integrator : {"baoab", "euler"}, default "baoab"
         BAOAB has no bias on a Gaussian without gradient noise and allows steps several times as
         long, at one gradient per step; "euler" is the paper's eq. 15.
@@ -104,9 +108,9 @@ class SGHMC(StochasticGradientStep):
 
     Notes
     -----
-    Algorithm 2's settings convert by η = ε²M⁻¹, α = εM⁻¹C, β̂ = εM⁻¹B̂, and its m is ``n_steps``. The
-    paper takes η between 0.01/N and 0.1/N for N rows (Appendix G). At temperature 0 the sampler is
-    stochastic gradient descent with momentum, the paper's baseline.
+    Algorithm 2's settings convert by η = ε²M⁻¹, α = εM⁻¹C, β̂ = εM⁻¹B̂, and its m is ``n_steps``.
+    The paper takes η between 0.01/N and 0.1/N for N rows (Appendix G). At temperature 0 the sampler
+    is stochastic gradient descent with momentum, the paper's baseline.
 
     References
     ----------
@@ -131,7 +135,9 @@ class SGHMC(StochasticGradientStep):
     (True, 0.03)
     """
 
-    name, state_type, init = "sghmc", SGHMCState, staticmethod(init)
+    name = "sghmc"
+    state_type = SGHMCState
+    init = staticmethod(init)
 
     def __init__(
         self,

@@ -34,7 +34,8 @@ def init(position, learning_rate, rng, temperature=1.0):
 def update(state, gradient, learning_rate, rng, *, temperature=1.0):
     """One step of eq. 12 of Chen et al. (2014), eq. 4 of Welling & Teh (2011) with ε = 2η."""
     (theta,) = state
-    eta, T = learning_rate, temperature
+    eta = learning_rate
+    T = temperature
     logp, grad = gradient(theta, gradient.draw_minibatch(rng))  # −∇Ũ(θ), a fresh minibatch
     noise = rng.standard_normal(theta.shape, dtype=theta.dtype)
     theta = theta + eta * grad + (2 * eta * T) ** 0.5 * noise  # eq. 12
@@ -61,9 +62,9 @@ class SGLD(StochasticGradientStep):
 
     Notes
     -----
-    η is half of Welling & Teh's ε; it is blackjax's ``step_size``, and ``dt`` of SGMCMCJax's ``sgld``.
-    Automatic settings use up ``target_bias``. At temperature 0 the sampler is stochastic gradient
-    descent.
+    η is half of Welling & Teh's ε; it is blackjax's ``step_size``, and ``dt`` of SGMCMCJax's
+    ``sgld``. Automatic settings use up ``target_bias``. At temperature 0 the sampler is stochastic
+    gradient descent.
 
     References
     ----------
@@ -87,8 +88,10 @@ class SGLD(StochasticGradientStep):
     (True, 0.03)
     """
 
-    name, state_type = "sgld", SGLDState
-    init, update = staticmethod(init), staticmethod(update)
+    name = "sgld"
+    state_type = SGLDState
+    init = staticmethod(init)
+    update = staticmethod(update)
 
     def __init__(self, vars: list | None = None, **shared: Unpack[SharedArguments]):
         super().__init__(vars, {}, **shared)

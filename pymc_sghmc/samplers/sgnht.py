@@ -5,7 +5,8 @@ SDE: dθ = r dt,  dr = −∇U(θ) dt − ζ r dt + N(0, 2A dt) + N(0, εV dt), 
 
 V, the variance of the gradient's noise, needn't be known, but must be one number for all directions
 and positions: the thermostat ζ, a friction, rises while the chain is hotter than 1. With v = εr,
-η = ε², friction α = 1 − exp(−εA), ξ = ε(ζ − A), the friction that the noise needs, and a temperature T:
+η = ε², friction α = 1 − exp(−εA), ξ = ε(ζ − A), the friction that the noise needs, and a
+temperature T:
 
     θ  ← θ + ½v                                                          A
     v' = (1 − α) e^(−ξ) v + N(0, α(2 − α) η T)                           O
@@ -13,9 +14,10 @@ and positions: the thermostat ζ, a friction, rises while the chain is hotter th
     ξ  ← ξ + ¼α² (K/η − T),  K = |½(v + v')|²/d + α(2 − α) η T / (2 + 2(1 − α) e^(−ξ))
     v  ← v' − η ∇Ũ(θ)                                                    B and B
 
-At ξ = 0 that is BAOAB. While ξ is at rest the mean of K/η is that of −θ·∇log p(θ)/d, on any target and
-at any η: so E[θ·∇U(θ)]/d = T, exactly, which on a Gaussian is the right variance. ξ moves about its rest
-with a variance of order 1/d: at η = ¼ that costs 1 % of the variance at d = 1, .5 % at 2, .1 % at 10.
+At ξ = 0 that is BAOAB. While ξ is at rest the mean of K/η is that of −θ·∇log p(θ)/d, on any target
+and at any η: so E[θ·∇U(θ)]/d = T, exactly, which on a Gaussian is the right variance. ξ moves about
+its rest with a variance of order 1/d: at η = ¼ that costs 1 % of the variance at d = 1, .5 % at 2,
+.1 % at 10.
 """
 
 from typing import Literal, NamedTuple, Unpack
@@ -47,11 +49,15 @@ def init(position, learning_rate, rng, temperature=1.0):
 def update(state, gradient, learning_rate, rng, *, friction, temperature=1.0):
     """One inner step: BAOAB with the kick last, and with friction beyond α as the thermostat asks."""
     theta, v, xi = state
-    eta, alpha, T = learning_rate, friction, temperature
-    decay, injected = (1 - alpha) * np.exp(-xi), alpha * (2 - alpha) * eta * T
+    eta = learning_rate
+    alpha = friction
+    T = temperature
+    decay = (1 - alpha) * np.exp(-xi)
+    injected = alpha * (2 - alpha) * eta * T
     theta = theta + 0.5 * v  # A
     noise = rng.standard_normal(v.shape, dtype=v.dtype)
-    before, v = v, decay * v + injected**0.5 * noise  # O
+    before = v  # O
+    v = decay * v + injected**0.5 * noise
     theta = theta + 0.5 * v  # A
     K = (0.25 * (before + v) ** 2).mean() + 0.5 * injected / (1 + decay)
     xi = xi + 0.25 * alpha**2 * (K / eta - T)
@@ -63,25 +69,26 @@ def update(state, gradient, learning_rate, rng, *, friction, temperature=1.0):
 class SGNHT(StochasticGradientStep):
     r"""Stochastic gradient Nosé-Hoover thermostat.
 
-    SGHMC that needs no estimate of the gradient's noise: a thermostat, one more friction, grows until
-    the chain has the temperature that it should have.
+    SGHMC that needs no estimate of the gradient's noise: a thermostat, one more friction, grows
+    until the chain has the temperature that it should have.
 
     .. math::
-        d\theta = r\,dt, \quad dr = -\nabla \tilde U(\theta)\,dt - \zeta r\,dt + \sqrt{2A}\,dW, \quad
-        d\zeta = (r^\top r/d - 1)\,dt/\mu
+        d\theta = r\,dt, \quad dr = -\nabla \tilde U(\theta)\,dt - \zeta r\,dt + \sqrt{2A}\,dW,
+        \quad d\zeta = (r^\top r/d - 1)\,dt/\mu
 
     It finds its settings as `SGHMC` does, and takes out of the noise what is the same for all
-    directions and at all positions. With control variates and a preconditioner little is left to take
-    out; it is made for posteriors where there is no such centre, such as those of neural networks.
+    directions and at all positions. With control variates and a preconditioner little is left to
+    take out; it is made for posteriors where there is no such centre, such as those of neural
+    networks.
 
     Parameters
     ----------
     vars : list, optional
         Unknowns to sample; default: all continuous ones of the model.
     friction : "auto" or float, default "auto"
-        α in (0, 1), as that of `SGHMC`: the friction that the injected noise answers to, 1 − exp(−√η A)
-        for Ding et al.'s A. The thermostat's own comes on top of it. "auto": critical for the slowest
-        direction.
+        α in (0, 1), as that of `SGHMC`: the friction that the injected noise answers to, 1 −
+        exp(−√η A) for Ding et al.'s A. The thermostat's own comes on top of it. "auto": critical
+        for the slowest direction.
 
     Raises
     ------
@@ -90,17 +97,19 @@ class SGNHT(StochasticGradientStep):
 
     Notes
     -----
-    The statistic ``thermostat`` is ξ, the friction beyond α in a step, about ½ηV/T at rest; a negative
-    one tells that the chain would be too cold without it. With few unknowns it fluctuates, at a bias
-    of the variances of 1 % for one unknown and .1 % for ten at the longest steps, η = ¼. Ding et al.'s
-    order of a step (kick, drift, thermostat) has a bias of tens of per cent at such steps; this is a
-    splitting around BAOAB with none on a Gaussian but for these fluctuations.
+    The statistic ``thermostat`` is ξ, the friction beyond α in a step, about ½ηV/T at rest; a
+    negative one tells that the chain would be too cold without it. With few unknowns it fluctuates,
+    at a bias of the variances of 1 % for one unknown and .1 % for ten at the longest steps, η = ¼.
+    Ding et al.'s order of a step (kick, drift, thermostat) has a bias of tens of per cent at such
+    steps; this is a splitting around BAOAB with none on a Gaussian but for these fluctuations.
 
     References
     ----------
-    .. [1] Ding, Fang, Babbush, Chen, Skeel & Neven (2014), Bayesian sampling using stochastic gradient
+    .. [1] Ding, Fang, Babbush, Chen, Skeel & Neven (2014), Bayesian sampling using stochastic
+           gradient
        thermostats. NIPS.
-    .. [2] Leimkuhler & Shang (2016), Adaptive thermostats for noisy gradient systems. SIAM Journal on
+    .. [2] Leimkuhler & Shang (2016), Adaptive thermostats for noisy gradient systems. SIAM Journal
+           on
        Scientific Computing 38.
 
     Examples
@@ -118,8 +127,10 @@ class SGNHT(StochasticGradientStep):
     (True, 0.03)
     """
 
-    name, state_type = "sgnht", SGNHTState
-    init, update = staticmethod(init), staticmethod(update)
+    name = "sgnht"
+    state_type = SGNHTState
+    init = staticmethod(init)
+    update = staticmethod(update)
     statistics = {"thermostat": np.float64}
 
     def __init__(
@@ -132,7 +143,8 @@ class SGNHT(StochasticGradientStep):
         friction = checked_friction(friction)
         if friction == 1.0:
             raise ValueError(
-                "friction=1: a thermostat acts on the momentum that a step keeps, and at friction 1 "
-                "there is none. Take less than 1; for fresh momentum at every step use SGLD."
+                "friction=1: a thermostat acts on the momentum that a step keeps, and at "
+                "friction 1 there is none. Take less than 1; for fresh momentum at every step "
+                "use SGLD."
             )
         super().__init__(vars, {"friction": friction}, friction, **shared)

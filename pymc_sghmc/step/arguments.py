@@ -1,6 +1,7 @@
 """The arguments that all stochastic-gradient samplers share: type, default, check and text, once.
 
-A sampler's ``__init__`` ends in ``**shared: Unpack[SharedArguments]``. Knows arguments; no model, no gradient, no chain.
+A sampler's ``__init__`` ends in ``**shared: Unpack[SharedArguments]``. Knows arguments; no model,
+no gradient, no chain.
 """
 
 import math
@@ -107,8 +108,8 @@ class SharedArguments(TypedDict, total=False):
     Parameters
     ----------
     batch_size : int, dict of {str: int} or "auto", optional
-        Rows in a minibatch, drawn anew at every inner step; as many as there are, or more, are all of
-        them. Likelihoods with different numbers of
+        Rows in a minibatch, drawn anew at every inner step; as many as there are, or more, are all
+        of them. Likelihoods with different numbers of
         rows take a dict that names observed variables, data containers or dims. "auto": as many as
         give the most effective draws per row, by the noise measured; 10 to 500 with second-order
         control variates. Default: the batches of ``pm.Minibatch``, or all data.
@@ -138,22 +139,26 @@ class SharedArguments(TypedDict, total=False):
         M⁻¹, best near the posterior (co)variance of the raveled unconstrained unknowns, in the
         order of ``model.value_vars``; ``None`` is 1. "dense" and "diag" take it from the curvature
         at the centre. "auto": dense up to 1,000 unknowns, above that diagonal, or with effects
-        diagonal and a few directions; and 1 with a given learning rate, which then has the unknowns' unit.
+        diagonal and a few directions; and 1 with a given learning rate, which then has the
+        unknowns' unit.
     centring : "auto", None or dict of {str: float}, default "auto"
-        How far effects u of an unknown scale τ, in either form, ``Normal("u", mu, tau)`` and ``tau * z``,
-        are centred while sampling: the chain runs in uτ^(λ−1), which traces don't show. λ = 1 is u,
-        0 is u/τ. "auto": λ = r/(1 + r) for each entry, r the curvature of its likelihood over that of its
-        prior (Papaspiliopoulos et al. 2007; Gorinova et al. 2020); with a given learning rate and
-        no ``preconditioner``, as ``None``: the model's own form. A dict names λ of unknowns.
+        How far effects u of an unknown scale τ, in either form, ``Normal("u", mu, tau)`` and ``tau
+        * z``, are centred while sampling: the chain runs in uτ^(λ−1), which traces don't show. λ =
+          1 is u,
+        0 is u/τ. "auto": λ = r/(1 + r) for each entry, r the curvature of its likelihood over that
+        of its prior (Papaspiliopoulos et al. 2007; Gorinova et al. 2020); with a given learning
+        rate and no ``preconditioner``, as ``None``: the model's own form. A dict names λ of
+        unknowns.
     marginalize : str, variable or list of them, default ()
-        Effects of groups to integrate out: unknowns with an entry for each group, of which a row sees
-        those of its own group alone, such as ``u[group]``. What is left is small and nearly Gaussian,
-        and minibatches draw groups with all of their rows, so that steps cost the same with ten
-        groups or a million. ``batch_size`` stays a number of rows, on average. Groups of very many rows stay.
+        Effects of groups to integrate out: unknowns with an entry for each group, of which a row
+        sees those of its own group alone, such as ``u[group]``. What is left is small and nearly
+        Gaussian, and minibatches draw groups with all of their rows, so that steps cost the same
+        with ten groups or a million. ``batch_size`` stays a number of rows, on average. Groups of
+        very many rows stay.
     recover : bool, default True
         Whether each recorded draw has the effects that were integrated out, drawn given all else:
-        a few evaluations of all rows for each draw. ``False``: NaN, and `recover_effects` draws them
-        for some draws afterwards.
+        a few evaluations of all rows for each draw. ``False``: NaN, and `recover_effects` draws
+        them for some draws afterwards.
     target_bias : float, default 0.05
         Relative bias of the variances that automatic settings may cost, by what is measured of the
         gradient's noise: 0.05 is 2.5 % of a standard deviation.
@@ -162,8 +167,8 @@ class SharedArguments(TypedDict, total=False):
         mode that the step finds, or the mean of the tuning draws where they leave the mode.
     n_steps : int or "auto", default "auto"
         Inner steps per draw, which holds the last position. "auto": 10; with second-order control
-        variates as few as make draws nearly independent, 3 to 10; and up to five times as many where tuning
-        draws are too much alike. With a ``learning_rate`` of your own 10.
+        variates as few as make draws nearly independent, 3 to 10; and up to five times as many
+        where tuning draws are too much alike. With a ``learning_rate`` of your own 10.
     temperature : float, default 1.0
         T: the chain samples exp(−U/T). 1 is the posterior; at 0 no noise is added, and the sampler
         is an optimiser.

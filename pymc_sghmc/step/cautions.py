@@ -115,7 +115,8 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
     if tuner.gradient.density.centring is not None:
         found = tuner.gradient.density.centring.by_name().items()
         shape += f" ({', '.join(f'{name} centred by {w.mean():.2f}' for name, w in found)})"
-    marginal, n = tuner.gradient.density.marginal, tuning.rows
+    marginal = tuner.gradient.density.marginal
+    n = tuning.rows
     if n is not None:
         kind += f" of {n} rows" if marginal is None else f" of {n} groups"
     out = ""
@@ -135,13 +136,13 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
     )
     if tuner.gradients[2] is not None and tuner.setup.noise.second_order is None:
         _log.info(
-            f"{sampler}: two standard deviations from the centre second-order control variates would "
-            "be too noisy with so few rows; those of first order take their place."
+            f"{sampler}: two standard deviations from the centre second-order control variates "
+            "would be too noisy with so few rows; those of first order take their place."
         )
     if tuning.order == 1 and d > MANY and tuner.gradient.density.centring is not None:
         _log.info(
-            f"{sampler}: of so many unknowns the standard deviations of single ones may be off by a "
-            "tenth, as their noise isn't known well. A larger batch_size makes it less."
+            f"{sampler}: of so many unknowns the standard deviations of single ones may be off by "
+            "a tenth, as their noise isn't known well. A larger batch_size makes it less."
         )
     if marginal is not None:
         _warn_of_groups(sampler, marginal, tuner, tuning)
@@ -161,34 +162,38 @@ def _warning(text, n_updates):
 def _warn_of_groups(sampler, marginal, tuner, tuning):
     """Warn where integrals of effects are wrong, slow, or leave a funnel."""
     names = ", ".join(marginal.names)
-    counts, n = marginal.counts, tuner.gradient.data.batch_sizes[marginal.place]
+    counts = marginal.counts
+    n = tuner.gradient.data.batch_sizes[marginal.place]
     if n < counts.size and counts.max() > LARGE * n * counts.mean():
         group = marginal.units.groups[counts.argmax()]
         _log.warning(
-            f"{sampler}: group {group} of {names} has {counts.max()} of {counts.sum()} rows, "
-            "and a minibatch that draws it reads them all, which is right but slow. Leave its rows to an "
-            "intercept of their own, or sample all effects: without marginalize."
+            f"{sampler}: group {group} of {names} has {counts.max()} of {counts.sum()} rows, and "
+            "a minibatch that draws it reads them all, which is right but slow. Leave its rows "
+            "to an intercept of their own, or sample all effects: without marginalize."
         )
     if (n_values := marginal.n_groups * marginal.k) >= MANY_VALUES:
         _log.info(
-            f"{sampler}: a draw with {names} takes {8e-6 * n_values:,.1f} MB or more, 1,000 draws of four chains "
-            f"{0.032 * n_values / 1e3:,.0f} GB. Where that is too much, name what to record without them in "
-            "pm.sample(var_names=...), pass recover=False to the step, and draw them afterwards by recover_effects."
+            f"{sampler}: a draw with {names} takes {8e-6 * n_values:,.1f} MB or more, 1,000 draws "
+            f"of four chains {0.032 * n_values / 1e3:,.0f} GB. Where that is too much, name what "
+            "to record without them in pm.sample(var_names=...), pass recover=False to the step, "
+            "and draw them afterwards by recover_effects."
         )
     if marginal.error >= WRONG:
         _log.warning(_off(sampler, marginal))
     is_noisy = tuning.order < 2 and not tuner.gradient.is_exact
     if is_noisy and not tuner.setup.is_near:
         _log.warning(
-            f"{sampler}: the posterior isn't near a Gaussian, as where the scale of effects is hardly known, and minibatches "
-            "are much noisier in some places than in others. Standard deviations may come out off by a tenth or more. "
-            f"Leave batch_size out: each step takes all {counts.sum():,} rows then."
+            f"{sampler}: the posterior isn't near a Gaussian, as where the scale of effects is "
+            "hardly known, and minibatches are much noisier in some places than in others. "
+            "Standard deviations may come out off by a tenth or more. Leave batch_size out: each "
+            f"step takes all {counts.sum():,} rows then."
         )
     if marginal.kept.groups.size and not tuner.setup.is_near:
         _log.warning(
-            f"{sampler}: the posterior isn't near a Gaussian, as where the scale of effects is hardly known. With those of "
-            "groups with many rows among the unknowns chains may be lost where it is small. Pass a batch_size of as many "
-            "rows as these groups have, which integrates them out, too; or sample all effects: without marginalize."
+            f"{sampler}: the posterior isn't near a Gaussian, as where the scale of effects is "
+            "hardly known. With those of groups with many rows among the unknowns chains may be "
+            "lost where it is small. Pass a batch_size of as many rows as these groups have, "
+            "which integrates them out, too; or sample all effects: without marginalize."
         )
 
 
@@ -198,9 +203,10 @@ def _off(sampler, marginal):
         f"by {marginal.error:.2g} posterior sds or more" if is_known else "by nobody knows how much"
     )
     return (
-        f"{sampler}: {', '.join(marginal.names)} can't be integrated out well: the gradient is off {by}, and so "
-        "may be means, as where rows of a group fit several values of its effects, or these have a long tail, as the log of one "
-        "that may be near 0. Don't trust the results before a run without marginalize, or NUTS, agrees."
+        f"{sampler}: {', '.join(marginal.names)} can't be integrated out well: the gradient is "
+        f"off {by}, and so may be means, as where rows of a group fit several values of its "
+        "effects, or these have a long tail, as the log of one that may be near 0. Don't trust "
+        "the results before a run without marginalize, or NUTS, agrees."
     )
 
 
@@ -209,8 +215,8 @@ def change(old, new, n_updates) -> SamplerWarning | None:
     if old.order == new.order:
         return None
     text = (
-        "While tuning, the chain was lost with second-order control variates; it goes on with those "
-        "of first order. They need more rows for the same effective draws."
+        "While tuning, the chain was lost with second-order control variates; it goes on with "
+        "those of first order. They need more rows for the same effective draws."
     )
     return _warning(text, n_updates)
 
@@ -222,7 +228,8 @@ def notice(sampler, tuner, chain, position) -> SamplerWarning | None:
         chain.is_far = True
         return words(
             f"{sampler}: the chain went so far from the posterior's centre that second-order "
-            "control variates are noisy there, and may have sent it off. Don't trust its draws from "
+            "control variates are noisy there, and may have sent it off. Don't trust its draws "
+            "from "
             'here on before a run with gradient="control_variates", or a larger batch_size, agrees.'
         )
     marginal = tuner.gradient.density.marginal
@@ -232,12 +239,12 @@ def notice(sampler, tuner, chain, position) -> SamplerWarning | None:
         return None
     if 0 < chain.n_tuned < FEW_DRAWS:
         return words(
-            f"{sampler}: tune={chain.n_tuned} is too little to measure the gradient's noise by. Its "
-            f"settings may be wrong: use at least tune={FEW_DRAWS}, better 500."
+            f"{sampler}: tune={chain.n_tuned} is too little to measure the gradient's noise by. "
+            f"Its settings may be wrong: use at least tune={FEW_DRAWS}, better 500."
         )
     if chain.tuning.bias > 2 * tuner.settings.target_bias:
         return words(
-            f"{sampler}: variances are predicted to come out {100 * chain.tuning.bias:.0f} % too large "
-            "at the given settings. Lower learning_rate, or leave it to the step."
+            f"{sampler}: variances are predicted to come out {100 * chain.tuning.bias:.0f} % too "
+            "large at the given settings. Lower learning_rate, or leave it to the step."
         )
     return None

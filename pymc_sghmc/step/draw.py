@@ -48,7 +48,10 @@ class Draw:
 
     def __init__(self):
         self.state = self.phase = self.settings = None
-        self.n_steps, self.weight, self.kinetic, self.logp = 0, 0.0, 0.0, math.nan
+        self.n_steps = 0
+        self.weight = 0.0
+        self.kinetic = 0.0
+        self.logp = math.nan
 
     @property
     def learning_rate(self) -> float:
@@ -58,14 +61,17 @@ class Draw:
     def add(self, done):
         """Take in inner steps that were made in the present phase."""
         eta, _, weight, _ = self.phase
-        self.state, self.logp = done.state, done.logp
+        self.state = done.state
+        self.logp = done.logp
         self.n_steps += done.n_steps
         self.weight += done.n_steps * (eta if weight is None else weight)
         self.kinetic += done.kinetic / eta
 
     def statistics(self, target, chain, settings, own) -> dict:
         """Return the statistics of the draw, fields of the sampler's ``own`` state among them."""
-        tuning, m, d = chain.tuning, self.n_steps, len(self.state.position)
+        tuning = chain.tuning
+        m = self.n_steps
+        d = len(self.state.position)
         return {
             "learning_rate": self.learning_rate,
             "draw_weight": self.weight,
@@ -120,9 +126,13 @@ class DrawLoop:
     """
 
     def __init__(self, sampler, tuner, n_steps, schedule, varies):
-        self.init, self.restart_every = sampler.init, sampler.restart_every
+        self.init = sampler.init
+        self.restart_every = sampler.restart_every
         self.loops = InnerLoops(sampler.update, type(sampler).__name__, reports=n_steps == 1)
-        self.tuner, self.n_steps, self.schedule, self._varies = tuner, n_steps, schedule, varies
+        self.tuner = tuner
+        self.n_steps = n_steps
+        self.schedule = schedule
+        self._varies = varies
         self._left = None, None  # state and θ at the end of the last draw
 
     def __call__(self, draw, chain, position, target, rng, is_tuning):
@@ -149,7 +159,8 @@ class DrawLoop:
         ------
         NonFinite, Fault
         """
-        settings, T = self.tuner.settings, self.tuner.settings.temperature
+        settings = self.tuner.settings
+        T = self.tuner.settings.temperature
         n_steps = self._n_steps(chain.tuning)
         draw.phase = self.phase(chain.tuning, chain.n_updates)
         n_draws = chain.n_tuned + chain.n_kept

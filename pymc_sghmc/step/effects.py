@@ -18,8 +18,10 @@ __all__ = ["integrated_out", "recovered", "tell_of_groups"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
-MANY_GROUPS, FEW_ROWS = 100, 30  # of which groups integrating out was measured to pay
-MOST_NUMBERS, MOST_LEFT = 2, 50  # of a group, and unknowns that are left
+MANY_GROUPS = 100  # of which groups integrating out was measured to pay
+FEW_ROWS = 30
+MOST_NUMBERS = 2  # of a group, and unknowns that are left
+MOST_LEFT = 50
 
 
 def integrated_out(model, given, point, variables) -> tuple:
@@ -74,7 +76,8 @@ def recovered(gradient, position, rng, settings, is_tuning) -> dict:
 
     While tuning there are none, unless other steps sample unknowns given them.
     """
-    density, marginal = gradient.density, gradient.density.marginal
+    density = gradient.density
+    marginal = gradient.density.marginal
     if marginal is None or (is_tuning and not density.given_types):
         return {}
     if settings["recover"]:
@@ -85,7 +88,8 @@ def recovered(gradient, position, rng, settings, is_tuning) -> dict:
 
 def tell_of_groups(model, given, point, unknowns, gradient) -> None:
     """Say in the log which effects could be integrated out, where there are many groups of few rows."""
-    centring, data = gradient.density.centring, given["data"]
+    centring = gradient.density.centring
+    data = given["data"]
     streamed = data is not None and not isinstance(data, Mapping)
     if centring is None or streamed or not given["blocked"] or given["temperature"] != 1.0:
         return
@@ -103,8 +107,9 @@ def tell_of_groups(model, given, point, unknowns, gradient) -> None:
         if d <= MOST_LEFT and _can_be(model, some, point):
             _log.info(
                 f"{quoted(some)}: {n_groups:,} groups of {n_rows / n_groups:.1f} rows on average. "
-                f"marginalize={some!r} integrates them out and leaves {d} of {unknowns.d:,} unknowns, which is "
-                "safer with so few rows each; and faster by far with recover=False, without their draws."
+                f"marginalize={some!r} integrates them out and leaves {d} of {unknowns.d:,} "
+                "unknowns, which is safer with so few rows each; and faster by far with "
+                "recover=False, without their draws."
             )
             return
 

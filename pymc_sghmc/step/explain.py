@@ -19,10 +19,13 @@ def explanation(error, unknowns, tuner, chain, start, draw) -> str:
     draw : Draw
         As far as it went.
     """
-    density, data = tuner.gradient.density, tuner.gradient.data
-    what, bad = "position", error.position
+    density = tuner.gradient.density
+    data = tuner.gradient.data
+    what = "position"
+    bad = error.position
     if np.isfinite(bad).all():
-        what, bad = "gradient", error.gradient
+        what = "gradient"
+        bad = error.gradient
     if np.isfinite(bad).all():
         where = f"the log-density of {', '.join(unknowns.names)} is {error.logp:.3g}"
     else:
@@ -43,7 +46,8 @@ def explanation(error, unknowns, tuner, chain, start, draw) -> str:
         )
     if odd:  # they may be bounds
         return f"{where}: {rows} have {odd}. Drop such rows, if they aren't bounds"
-    eta, n_draws = draw.learning_rate, chain.n_tuned + chain.n_kept
+    eta = draw.learning_rate
+    n_draws = chain.n_tuned + chain.n_kept
     advice = f"Try learning_rate={eta / 10:.2g}{others}"
     setup = tuner.setup  # none where it failed
     if tuner.settings.learning_rate is None and setup and not setup.centre.is_mode:

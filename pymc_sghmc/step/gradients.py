@@ -48,14 +48,16 @@ def gradients(model, unknowns, point, given, preconditioner, effects=()) -> tupl
     )
     if plain.density.unknowns.parts and isinstance(preconditioner, np.ndarray):
         raise ValueError(
-            f"preconditioner with marginalize={given['marginalize']!r}: there is a group of so many rows "
-            'that its effect stays an unknown, of which the array knows nothing. Leave it at "auto".'
+            f"preconditioner with marginalize={given['marginalize']!r}: there is a group of so "
+            "many rows that its effect stays an unknown, of which the array knows nothing. Leave "
+            "it at "
+            '"auto".'
         )
     if effects and plain.density.given_types and not given["recover"]:
         others = quoted(name for name, _ in plain.density.given_types)
         raise ValueError(
-            f"recover=False with marginalize={given['marginalize']!r}: other steps sample {others}, given the effects. "
-            "Leave it at True, or let this step sample all of them."
+            f"recover=False with marginalize={given['marginalize']!r}: other steps sample "
+            f"{others}, given the effects. Leave it at True, or let this step sample all of them."
         )
     _set_centring(plain.density, centring)
     tell_of_groups(model, given, point, unknowns, plain)

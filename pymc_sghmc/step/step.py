@@ -1,7 +1,8 @@
 """The adapter between PyMC's step protocol and the samplers: the only one, for all of them.
 
-Turns ``init`` and ``update`` of a sampler file into a step method: raveled positions, the record of a
-chain, the inner steps of a draw, statistics, saved states and faults. Contains no formula of a sampler.
+Turns ``init`` and ``update`` of a sampler file into a step method: raveled positions, the record of
+a chain, the inner steps of a draw, statistics, saved states and faults. Contains no formula of a
+sampler.
 """
 
 import time
@@ -44,9 +45,9 @@ __all__ = ["StochasticGradientStep"]
 class StochasticGradientStep(ByHandle, ChainSetup):
     """A step method made of a sampler's ``init`` and ``update``.
 
-    Subclasses set ``init``, ``update`` and ``state_type`` and hold their own arguments, with checks and
-    documentation; a sampler that draws fresh momentum now and then sets ``restart_every`` before
-    ``__init__``. Fields of the state that are reported at each draw stand in ``statistics``.
+    Subclasses set ``init``, ``update`` and ``state_type`` and hold their own arguments, with checks
+    and documentation; a sampler that draws fresh momentum now and then sets ``restart_every``
+    before ``__init__``. Fields of the state that are reported at each draw stand in ``statistics``.
 
     Parameters
     ----------
@@ -81,9 +82,12 @@ class StochasticGradientStep(ByHandle, ChainSetup):
     def __init__(
         self, vars, own, friction="auto", noise=None, /, **shared: Unpack[SharedArguments]
     ):
-        given, name = checked(shared), type(self).__name__
-        model, schedule = modelcontext(given["model"]), schedule_of(given["learning_rate"])
-        self.settings, self.blocked = compared(given) | own, given["blocked"]
+        given = checked(shared)
+        name = type(self).__name__
+        model = modelcontext(given["model"])
+        schedule = schedule_of(given["learning_rate"])
+        self.settings = compared(given) | own
+        self.blocked = given["blocked"]
         self.vars = continuous_variables(vars, model, name)
         point = starting_point(model, given["initial_point"])
         effects, left = integrated_out(model, given, point, self.vars)
@@ -117,7 +121,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             initial=initial,
             finds_rows=given["batch_size"] == "auto",
         )
-        n_steps, varies = given["n_steps"], callable(given["learning_rate"])
+        n_steps = given["n_steps"]
+        varies = callable(given["learning_rate"])
         self.draws = DrawLoop(self, self.tuner, n_steps, schedule, varies)
         add_end_of_run_check(temperature_warnings)
         self.begin_chain(get_random_generator(given["rng"]))
@@ -127,19 +132,22 @@ class StochasticGradientStep(ByHandle, ChainSetup):
 
     def _prepare(self):
         """Set up for chains from the initial point, and say what was found."""
-        tuner, began = self.tuner, time.perf_counter()
+        tuner = self.tuner
+        began = time.perf_counter()
         cautions.begin(type(self).__name__, tuner.gradient.data)
         try:
             tuning = tuner.prepare()
         except NonFinite:
             cautions.refuse_missing_values(tuner.gradient.data)
             return  # pm.sample may start elsewhere; if not, the first draw says what is wrong
-        eta, seconds = self.draws.phase(tuning, 0).learning_rate, time.perf_counter() - began
+        eta = self.draws.phase(tuning, 0).learning_rate
+        seconds = time.perf_counter() - began
         cautions.tell(type(self).__name__, tuner, tuning, eta, seconds)
 
     def _compile_inner_steps(self, point):
         """Make three inner steps, so that chains in other processes find them compiled."""
-        rng, n_steps = self.rng, self.draws.n_steps
+        rng = self.rng
+        n_steps = self.draws.n_steps
         self.draws.n_steps = 3 if n_steps == "auto" else min(3, n_steps)
         try:
             self.begin_chain(np.random.default_rng(0))
@@ -153,12 +161,16 @@ class StochasticGradientStep(ByHandle, ChainSetup):
 
     def begin_chain(self, rng):
         """Begin a new record; the data are read anew, as ``pm.set_data`` may have changed them."""
-        self.rng, self.tune, self.n_draws, self.chain = rng, True, 0, Chain()
+        self.rng = rng
+        self.tune = True
+        self.n_draws = 0
+        self.chain = Chain()
         self.tuner.begin_chain()
 
     def stop_tuning(self):
         """End of tuning: settings, and the centre of the thermometer, stay as they are."""
-        self.tune, chain = False, self.chain
+        self.tune = False
+        chain = self.chain
         if chain.tuning is not None and chain.state is not None:
             tuning = chain.tuning.stretched()
             chain.tuning = self.tuner.revised(tuning, chain.state.position, self.rng)
@@ -167,7 +179,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         """Make one draw of ``n_steps`` inner steps."""
         if self.chain.fault is not None:
             raise SamplingStopped(self.chain.fault)
-        n, self.n_draws = self.n_draws, -1  # a state saved in the middle of a draw is of no draw
+        n = self.n_draws  # a state saved in the middle of a draw is of no draw
+        self.n_draws = -1
         with self.one_blas_thread():
             try:
                 with whole_files(self.tuner.gradient.data.files):
@@ -178,8 +191,11 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         return new
 
     def _draw(self, point):
-        chain, tuner, draw = self.chain, self.tuner, Draw()
-        density, own = tuner.gradient.density, self.unknowns.ravel(point)
+        chain = self.chain
+        tuner = self.tuner
+        draw = Draw()
+        density = tuner.gradient.density
+        own = self.unknowns.ravel(point)
         density.condition_on(point)
         start = position = density.from_model(own)
         try:
@@ -195,10 +211,12 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 position = self.draws(draw, chain, position, target, self.rng, self.tune)
         except NonFinite as error:
-            old, slower = chain.tuning, self.tune and tuner.slower(chain.tuning)
+            old = chain.tuning
+            slower = self.tune and tuner.slower(chain.tuning)
             if not slower:
                 return self._stop(point, error, draw, start)
-            chain.tuning, chain.state = slower, None
+            chain.tuning = slower
+            chain.state = None
             new = self._point(tuner.setups.start(self.rng), point)
             warning = cautions.change(old, slower, chain.n_updates)
             return new, [draw.statistics_of_fault(self, warning)]
@@ -221,7 +239,9 @@ class StochasticGradientStep(ByHandle, ChainSetup):
 
     def _stop(self, point, error, draw, start):
         """End the chain: with an error where nothing is lost, else keeping what was sampled."""
-        name, chain, message = type(self).__name__, self.chain, str(error)
+        name = type(self).__name__
+        chain = self.chain
+        message = str(error)
         if isinstance(error, NonFinite):
             message = explanation(error, self.unknowns, self.tuner, chain, start, draw)
         if chain.n_kept == 0:

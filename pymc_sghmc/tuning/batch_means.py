@@ -15,8 +15,9 @@ N_BATCHES = 16
 class BatchMeans(NamedTuple):
     """Sums of draws and of their means over batches, of which no draw needs to be kept.
 
-    Means of batches vary more than those of independent draws would, by as much as draws resemble their
-    neighbours: the ratio is the integrated autocorrelation time, as long as a batch is longer.
+    Means of batches vary more than those of independent draws would, by as much as draws resemble
+    their neighbours: the ratio is the integrated autocorrelation time, as long as a batch is
+    longer.
     """
 
     length: int  # draws in a batch
@@ -36,7 +37,8 @@ class BatchMeans(NamedTuple):
     def with_draw(self, x):
         """Take in one more."""
         x = x - self.first
-        batch, squared_means = self.batch + x, self.squared_means
+        batch = self.batch + x
+        squared_means = self.squared_means
         n = self.n + 1
         if n % self.length == 0:
             squared_means = squared_means + np.square(batch / self.length)

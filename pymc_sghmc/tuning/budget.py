@@ -38,9 +38,11 @@ MAX_LEARNING_RATE = 0.25  # ε = ½ posterior sd: the curvature may grow 16-fold
 FARTHEST_LEARNING_RATE = 1.0  # where it is known that the curvature hardly grows within reach
 UNKNOWN_NOISE = 0.25  # share of the noise that a noise estimate or a thermostat may miss
 FIXED_ROWS = 50  # that cost as much as all else in a step
-MOST_INNER_STEPS, FEWEST_INNER_STEPS = 10, 3  # in a draw
+MOST_INNER_STEPS = 10  # in a draw
+FEWEST_INNER_STEPS = 3
 MANY = 1000  # directions, of which the noisiest can't be told
-SLOW, WANTED = 6.0, 4.0  # draws that an independent one takes: so many are too many, and fine
+SLOW = 6.0  # draws that an independent one takes: so many are too many, and fine
+WANTED = 4.0
 MOST_STRETCH = 5.0  # of the inner steps in a draw where draws are too much alike
 RELAXED = 4.0  # times of relaxation after which the next draw hardly depends on this one
 MIN_FRICTION = 0.01  # the least that Chen et al. use
@@ -131,11 +133,12 @@ class ChainTuning(NamedTuple):
     def with_temperature(self, temperature, tolerance, stiffness):
         """Take in one draw's; half the learning rate is the limit where their mean is too hot.
 
-        Judged after 32, 64, … draws by the later half and its error from eight batches, so that the way
-        from the start and chance don't count.
+        Judged after 32, 64, … draws by the later half and its error from eight batches, so that the
+        way from the start and chance don't count.
         """
         self.temperatures.append(temperature)
-        n, limit = len(self.temperatures), self.limit
+        n = len(self.temperatures)
+        limit = self.limit
         if n >= 32 and n & (n - 1) == 0:
             batches = np.mean(np.reshape(self.temperatures[n // 2 :], (8, -1)), axis=1)
             error = batches.std(ddof=1) / math.sqrt(8)

@@ -1,7 +1,7 @@
 """Where the posterior lies and how wide it is: its mode and the curvature there.
 
-The optimiser works on a subset of the rows first and sees all of them in a few passes at the end. Knows
-passes over the data and SciPy, no samplers.
+The optimiser works on a subset of the rows first and sees all of them in a few passes at the end.
+Knows passes over the data and SciPy, no samplers.
 """
 
 import math
@@ -63,7 +63,8 @@ def find_centre(
     d = start.size
     dense = d <= MAX_DENSE if dense is None else dense
     counted = CountedPasses(passes)
-    x, widen = np.array(start, dtype=float), np.inf if factor is None else WIDEN
+    x = np.array(start, dtype=float)
+    widen = np.inf if factor is None else WIDEN
     mass = None
     if optimise and passes.density.centring is not None:  # the mode isn't where effects' mass is
         mass = centre_of_mass(counted, x) if dense else _low_rank_mass(counted, x)
@@ -91,7 +92,8 @@ def find_centre(
         values, vectors = curvature(counted, x, factor, step=1.0 if i else None)
         above = positive(values, widen)
         factor = as_matrix(factor) @ (vectors / np.sqrt(above))
-        widen, moved = WIDEN, 0.0
+        widen = WIDEN
+        moved = 0.0
         if optimise:
             if values[0] < -NEAR:  # a saddle
                 x = x + factor @ np.random.default_rng(i).standard_normal(d)

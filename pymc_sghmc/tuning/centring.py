@@ -42,7 +42,8 @@ def choose_centring(gradient, *points) -> tuple:
 def _chosen(gradient, start):
     """λ of all entries, by a fit from a point in the model's own coordinates."""
     density = gradient.density
-    centring, counted = density.centring, CountedPasses(gradient.passes)
+    centring = density.centring
+    counted = CountedPasses(gradient.passes)
     none = np.zeros_like(centring.as_written)
     density.set_centring(none)
     fit = mean_field(counted, density.from_model(start).astype(float))
@@ -64,8 +65,9 @@ def _chosen(gradient, start):
 def _ratios(counted, mean, sds, places):
     """Curvature of the likelihood in each effect's prior standard deviations, and what it may fall to.
 
-    It goes with the square of the scale τ. The latter is a factor for τ one standard deviation below
-    its mean: where τ is hardly known, a form may have to serve small ones rather than the usual.
+    It goes with the square of the scale τ. The latter is a factor for τ one standard deviation
+    below its mean: where τ is hardly known, a form may have to serve small ones rather than the
+    usual.
     """
     rng = np.random.default_rng(0)
     half = rng.standard_normal((N_PAIRS, mean.size))
@@ -75,12 +77,15 @@ def _ratios(counted, mean, sds, places):
         point = mean + sds * z
         here = counted.likelihood(point)
         for start, stop in found:
-            # the diagonal; signs let what entries mean to each other cancel, if they do (Hutchinson)
-            moved, signs = point.copy(), rng.choice([-1.0, 1.0], size=stop - start)
+            # the diagonal; signs let what entries mean to each other cancel, if they do
+            # (Hutchinson)
+            moved = point.copy()
+            signs = rng.choice([-1.0, 1.0], size=stop - start)
             moved[start:stop] += STEP * signs
             there = counted.likelihood(moved)
             found[start, stop].append(signs * (here - there)[start:stop] / STEP)
-    ratios, factors = [], []
+    ratios = []
+    factors = []
     for by_draw in map(np.array, found.values()):
         over_draws = np.log(np.maximum(np.nan_to_num(by_draw).mean(axis=1), TINY))
         ratios.append(np.maximum(np.nan_to_num(by_draw.mean(axis=0)), 0.0))

@@ -1,7 +1,7 @@
 """Curvature of a log-density, by differences of gradients, so that any model has it.
 
-Passes are counted, over a subset of the rows where they are many. Knows passes over the data and SciPy,
-no samplers and no centre.
+Passes are counted, over a subset of the rows where they are many. Knows passes over the data and
+SciPy, no samplers and no centre.
 """
 
 import math
@@ -35,15 +35,18 @@ class CountedPasses:
     """Log-densities over a fixed subset of the rows or all of them, counting passes."""
 
     def __init__(self, passes):
-        self.over, self.passes = passes, 0.0
-        self.dtype, data = passes.density.dtype, passes.data
+        self.over = passes
+        self.passes = 0.0
+        self.dtype = passes.density.dtype
+        data = passes.data
         d = passes.density.d
         if passes.density.centring is not None:  # each effect has its own rows
             n_rows = max(SUBSET_ROWS, ROWS_PER_EFFECT * d)
         else:  # of the many unknowns of a neural network a mode is no great help: be brief
             n_rows = SUBSET_ROWS if d <= MAX_DENSE else SUBSET_ROWS // 5
         rng = np.random.default_rng(0)
-        self.subset, at_hand = None, data.n_at_hand
+        self.subset = None
+        at_hand = data.n_at_hand
         if any(rows > min(n, n_rows) for rows, n in zip(data.n_rows, at_hand, strict=True)):
             self.subset = tuple(
                 np.arange(n) if n <= n_rows else np.unique(rng.integers(n, size=n_rows))
@@ -106,7 +109,8 @@ def fisher_scale(counted, x):
     )
     # Hutchinson's estimate of the diagonal of the prior's Hessian
     _, here = passes.prior(position)
-    step, prior = 1e-3, np.zeros(x.size)
+    step = 1e-3
+    prior = np.zeros(x.size)
     for _ in range(10):
         z = rng.choice([-1.0, 1.0], size=x.size)
         _, there = passes.prior((x + step * z).astype(counted.dtype))
@@ -128,10 +132,11 @@ def _information(passes, position, rng):
 def extreme_curvatures(passes, x, factor, only_largest=False) -> tuple:
     """Smallest and largest eigenvalue of LᵀHL, by Lanczos on differences of gradients.
 
-    The smallest is looked for, and not None, where L knows how unknowns depend on each other. NaN where
-    the gradient isn't finite around ``x``, or doesn't change at all.
+    The smallest is looked for, and not None, where L knows how unknowns depend on each other. NaN
+    where the gradient isn't finite around ``x``, or doesn't change at all.
     """
-    counted, coordinates = CountedPasses(passes), Coordinates(factor)
+    counted = CountedPasses(passes)
+    coordinates = Coordinates(factor)
     step = 1e-3
     _, here = counted(x, counted.subset)
 
@@ -146,7 +151,8 @@ def extreme_curvatures(passes, x, factor, only_largest=False) -> tuple:
         found = eigsh(operator, k=1 if alone else 2, which="LA" if alone else "BE", **given)
     except ArpackError:
         found = np.full(2, np.nan)
-    smallest, largest = found[0], found[-1]
+    smallest = found[0]
+    largest = found[-1]
     if alone:
         return None, float(np.maximum(largest, 1e-8))
     return float(np.clip(smallest, LEAST * largest, largest)), float(largest)

@@ -5,8 +5,8 @@ is linear in position and momentum is x' = Ax + Bz with standard normal z: calls
 and prescribed normals give A and B, and Σ = AΣAᵀ + BBᵀ the variances that a chain will have. So a
 sampler's bias and its speed are known from the rule itself, exactly and without a second formula.
 
-A thermostat, a field of the state after the momentum, moves slowly where there are many unknowns: it
-is held at the value at which it has no drift. Knows ``update`` and matrices, nothing else.
+A thermostat, a field of the state after the momentum, moves slowly where there are many unknowns:
+it is held at the value at which it has no drift. Knows ``update`` and matrices, nothing else.
 """
 
 import inspect
@@ -62,7 +62,8 @@ class _Script:
     """Stands for a generator: hands out these normals, then zeros, and counts."""
 
     def __init__(self, values):
-        self.values, self.used = values, 0
+        self.values = values
+        self.used = 0
 
     def standard_normal(self, shape, dtype=float):
         size = math.prod(shape)
@@ -77,7 +78,8 @@ class _Line:
     """Gradient −hθ + √V z of one unknown; z is the minibatch."""
 
     def __init__(self, h, V):
-        self.h, self.root = h, math.sqrt(V)
+        self.h = h
+        self.root = math.sqrt(V)
 
     def draw_minibatch(self, rng):
         return self.root * rng.standard_normal((1,))
@@ -128,7 +130,8 @@ def law(rule, eta, h, V, held=(), **settings) -> Law:
             "momentum on a Gaussian (with thermostats held), so that its law can't be read off it. "
             "Settings can't be found by a bias budget for such a rule: give them by hand."
         )
-    A, B = C[:, :n], C[:, n:]
+    A = C[:, :n]
+    B = C[:, n:]
     scale = np.outer(units, 1 / units)
     if not _radius(A) < 1:
         return Law(scale * A, units[:, None] * B, None)
@@ -168,20 +171,23 @@ def at_rest(rule, eta, h, V, **settings) -> tuple | None:
         found = law(rule, eta, h, V, (np.array(value),), **settings)
         return 1.0 if found.S is None else found.drift
 
-    near, far = 0.0, settings.get("friction", 1.0)  # a thermostat is a friction, too
+    near = 0.0  # a thermostat is a friction, too
+    far = settings.get("friction", 1.0)
     rises = drift(near) > 0
     far = far if rises else -far
     for _ in range(MOST_DOUBLINGS):
         if (drift(far) > 0) != rises:
             return (np.array(brentq(drift, near, far, xtol=1e-13)),)
-        near, far = far, 2 * far
+        near = far
+        far = 2 * far
     return None
 
 
 def inflation(rule, eta, h, V, mean_noise=None, **settings) -> float:
     """Relative bias of the variance of θ, exact: variance × h − 1, and ∞ where a step is unstable.
 
-    A thermostat is one for all directions and rests where their ``mean_noise`` lets it, by default V.
+    A thermostat is one for all directions and rests where their ``mean_noise`` lets it, by default
+    V.
     """
     held = at_rest(rule, eta, h, V if mean_noise is None else mean_noise, **settings)
     S = None if held is None else law(rule, eta, h, V, held, **settings).S

@@ -1,8 +1,8 @@
 """A centre of mass for unknowns by the thousand: scales of each, and the few directions that differ most.
 
-The posterior of many effects, each known by its own rows, and few unknowns that all rows share differs
-from independent unknowns in about two directions for each of the latter. Knows passes over the data and
-SciPy, no samplers.
+The posterior of many effects, each known by its own rows, and few unknowns that all rows share
+differs from independent unknowns in about two directions for each of the latter. Knows passes over
+the data and SciPy, no samplers.
 """
 
 import numpy as np
@@ -51,7 +51,8 @@ def low_rank_mass(counted, start, blocks) -> Mass | None:
 
 def _rescaled(counted, shares, m, factor, z, blocks):
     """L with LᵀH̄L near 1, H̄ the mean of the Hessian of −log p over the draws, by differences."""
-    d, coordinates = m.size, Coordinates(factor)
+    d = m.size
+    coordinates = Coordinates(factor)
     points = [m + coordinates.to_theta(draw) for draw in z]
 
     def slopes(shift):
@@ -75,7 +76,8 @@ def _rescaled(counted, shares, m, factor, z, blocks):
 
 def _diagonal(product, scales, blocks):
     """Diagonal of the Hessian in units of ``scales``, near 1 as a rule."""
-    diagonal, rng = np.ones_like(scales), np.random.default_rng(0)
+    diagonal = np.ones_like(scales)
+    rng = np.random.default_rng(0)
     left = np.ones(scales.size, dtype=bool)
     for block in blocks:
         left[block] = False

@@ -1,8 +1,8 @@
 """A centre of mass: the Gaussian nearest to a posterior whose mode isn't where its mass is.
 
-The joint mode of a hierarchical model sits in the neck of a funnel, or at a scale of zero. The mean of
-the Gaussian that variational inference fits lies in the bulk. Knows passes over the data and SciPy, no
-samplers.
+The joint mode of a hierarchical model sits in the neck of a funnel, or at a scale of zero. The mean
+of the Gaussian that variational inference fits lies in the bulk. Knows passes over the data and
+SciPy, no samplers.
 """
 
 import math
@@ -63,7 +63,8 @@ def centre_of_mass(counted, start) -> Mass | None:
     if found is None:
         return None
     m, s = found
-    factor, moved = np.diag(s), np.inf
+    factor = np.diag(s)
+    moved = np.inf
     for _ in range(ROUNDS):
         factor, is_wide = _rescaled(counted, shares, m, factor, z)
         m, moved = nearer(counted, counted.subset, m, factor, z)
@@ -113,9 +114,11 @@ def _mean_field(counted, shares, start, z):
     d = start.size
 
     def energy(p):
-        mu, rho = p[:d], p[d:]
+        mu = p[:d]
+        rho = p[d:]
         s = np.exp(rho)
-        value, slopes = 0.0, np.zeros(2 * d)
+        value = 0.0
+        slopes = np.zeros(2 * d)
         for draw, share in zip(z, shares, strict=True):
             logp, grad = counted(start + scale * (mu + s * draw), share)
             if not (math.isfinite(logp) and np.isfinite(grad).all()):
@@ -149,7 +152,9 @@ def _mean_field(counted, shares, start, z):
 
 def _first_scales(counted, start):
     """1/√|curvature| of each unknown at the start, (d,), by random signs (Hutchinson)."""
-    rng, step, total = np.random.default_rng(2), 1e-4, np.zeros(start.size)
+    rng = np.random.default_rng(2)
+    step = 1e-4
+    total = np.zeros(start.size)
     _, here = counted(start, counted.subset)
     for _ in range(10):
         signs = rng.choice([-1.0, 1.0], size=start.size)
@@ -163,7 +168,8 @@ def _rescaled(counted, shares, m, factor, z):
 
     And whether no direction may be wider still.
     """
-    step, d = 1e-3 if counted.dtype == np.float64 else 3e-2, m.size
+    step = 1e-3 if counted.dtype == np.float64 else 3e-2
+    d = m.size
     hessian = np.zeros((d, d))
     for draw, share in zip(z, shares, strict=True):
         x = m + factor @ draw
@@ -181,7 +187,8 @@ def _rescaled(counted, shares, m, factor, z):
 
 def nearer(counted, subset, m, factor, z):
     """Newton's step to a mean gradient of zero, and how long it would have been, in sds."""
-    to_theta, pull_back = Coordinates(factor).to_theta, Coordinates(factor).pull_back
+    to_theta = Coordinates(factor).to_theta
+    pull_back = Coordinates(factor).pull_back
     gradient = np.mean([counted(m + to_theta(draw), subset)[1] for draw in z], axis=0)
     step = pull_back(gradient)
     moved = np.abs(step).max()

@@ -41,7 +41,8 @@ def place_nodes(gradient, start, given):
     array of shape (d,) or None
         Where nodes were placed, from where any chain's centre is near; None where there are none.
     """
-    density, data = gradient.density, gradient.data
+    density = gradient.density
+    data = gradient.data
     if density.marginal is None:
         return None
     gradient.data.resize(None)
@@ -64,7 +65,8 @@ def _centre_of_nodes(gradient, start, given) -> tuple:
 
     With few nodes for groups of which little is known but that they are extreme, it may not.
     """
-    density, position = gradient.density, start if given is None else given
+    density = gradient.density
+    position = start if given is None else given
     for _ in range(ROUNDS):
         density.place_nodes(gradient.data, position)
         centre = find_centre(
@@ -88,8 +90,11 @@ def _enough(gradient, centre, some) -> tuple:
 
     And how far off it is, in sds; of the largest number that of the one before.
     """
-    density, passes = gradient.density, gradient.passes
-    marginal, coordinates, d = density.marginal, Coordinates(centre.factor), centre.position.size
+    density = gradient.density
+    passes = gradient.passes
+    marginal = density.marginal
+    coordinates = Coordinates(centre.factor)
+    d = centre.position.size
     scale = np.sqrt(marginal.n_integrated / some.size)
     points = [centre.position]
     for i in np.unique(np.linspace(0, d - 1, MOST_DIRECTIONS).astype(int)):
@@ -115,8 +120,11 @@ def _enough(gradient, centre, some) -> tuple:
 
 def missed(gradient, centre, some) -> float:
     """Return by how many sds the gradient at the centre is off as groups have modes that nodes don't reach."""
-    density, marginal, worst = gradient.density, gradient.density.marginal, 0.0
-    coordinates, position = Coordinates(centre.factor), centre.position.astype(density.dtype)
+    density = gradient.density
+    marginal = gradient.density.marginal
+    worst = 0.0
+    coordinates = Coordinates(centre.factor)
+    position = centre.position.astype(density.dtype)
     for side in SIDES:
         others, there = density.group_effects.elsewhere(
             density, gradient.data, position, some, side

@@ -28,10 +28,8 @@ MOST_ROWS = 300_000  # of which that is done
 N_EXACT = 4  # points at each distance at which second-order noise is summed over all rows, and ...
 FAR_ENOUGH = 2.0  # times 1 and 2 sds, in any one of thousands of directions
 N_GROWTH = 2  # ... at which all rows tell how much the curvature changes
-EDGE, MOST_AT_EDGE = (
-    4.0,
-    0.5,
-)  # sds along each unknown, and variance of second-order noise of groups
+EDGE = 4.0  # sds along each unknown, and variance of second-order noise of groups
+MOST_AT_EDGE = 0.5
 MOST_GROWTH = 0.5  # of the curvature, relative, at 2 sds, with which steps may be long
 
 
@@ -53,7 +51,8 @@ def is_over_rows(first) -> bool:
 
     Many of them are known to few rows, which minibatches hardly meet.
     """
-    density, rows = first.density, sum(first.data.n_rows)
+    density = first.density
+    rows = sum(first.data.n_rows)
     by_thousand = density.centring is not None and density.d > MAX_DENSE
     return by_thousand and first.order.independent and rows <= MOST_ROWS
 
@@ -67,7 +66,8 @@ def known_of_effects(first, noise):
 
 def noise_over_rows(first, centre, coordinates, temperature):
     """Mean diagonal of V in φ of first-order control variates over such draws, by all rows."""
-    rng, scale = np.random.default_rng(0), (temperature or 1.0) ** 0.5
+    rng = np.random.default_rng(0)
+    scale = (temperature or 1.0) ** 0.5
     draws = [near(centre, rng, scale).astype(first.density.dtype) for _ in range(N_SIGNED)]
     return _finite(first.noise_over_rows(draws, coordinates, rng))
 
@@ -75,10 +75,11 @@ def noise_over_rows(first, centre, coordinates, temperature):
 def noise_at_edge(second, centre, coordinates) -> float:
     """Largest variance in φ as far out along any unknown as chains come now and then, over what is safe there.
 
-    Where effects are integrated out, few unknowns are left, a scale with a long tail often among them, and noise
-    that grows fast along it sends a chain on.
+    Where effects are integrated out, few unknowns are left, a scale with a long tail often among
+    them, and noise that grows fast along it sends a chain on.
     """
-    around, [n] = Coordinates(centre.factor), second.data.batch_sizes
+    around = Coordinates(centre.factor)
+    [n] = second.data.batch_sizes
     directions = [around.pull_back(one) for one in np.eye(centre.position.size)]
     directions = [one / max(np.linalg.norm(one), 1e-300) for one in directions for _ in range(2)]
     shifts = [EDGE * around.to_theta(one) for one in directions]
@@ -94,13 +95,15 @@ def _finite(noise):
 
 def second_order_noise(second, centre, coordinates, temperature):
     """Diagonal of V in φ at 1 and at 2 sds from the centre, and how large η may become."""
-    rng, T = np.random.default_rng(0), (temperature or 1.0) ** 0.5
+    rng = np.random.default_rng(0)
+    T = (temperature or 1.0) ** 0.5
     z = rng.standard_normal((N_EXACT, centre.position.size))
     if centre.position.size > MAX_DENSE:  # of thousands some are farther than a chain ever is
         z = np.clip(z, -FAR_ENOUGH, FAR_ENOUGH)
     around = Coordinates(centre.factor)
     points = [centre.position + far * T * around.to_theta(x) for far in (1.0, 2.0) for x in z]
-    sizes, is_noisy = second.data.batch_sizes, second.data.is_noisy
+    sizes = second.data.batch_sizes
+    is_noisy = second.data.is_noisy
     found = np.array(
         [
             sum(V / n for V, n, noisy in zip(by_group, sizes, is_noisy, strict=True) if noisy)

@@ -1,7 +1,7 @@
 """Estimates of the gradient's noise, of which update rules inject less: β̂ = ½ηV̂/T.
 
-Three kinds with the same methods: one that is given, one from what tuning has measured, and one that
-is measured anew at each draw. Knows gradients and budgets, no samplers.
+Three kinds with the same methods: one that is given, one from what tuning has measured, and one
+that is measured anew at each draw. Knows gradients and budgets, no samplers.
 """
 
 from typing import NamedTuple
@@ -32,10 +32,12 @@ class GivenNoise:
         Whether it says something of the noise.
     """
 
-    left_in, is_tuned = 1.0, False
+    left_in = 1.0
+    is_tuned = False
 
     def __init__(self, beta_hat, is_known=True):
-        self._beta_hat, self._is_known = beta_hat, is_known
+        self._beta_hat = beta_hat
+        self._is_known = is_known
         # the least α at which noise needs no negative variance: α ≥ β̂
         self.least_friction = float(np.max(beta_hat))
 
@@ -72,7 +74,8 @@ class GivenNoise:
 class TunedNoise:
     """β̂ from the noise that tuning has measured, in each direction."""
 
-    left_in, least_friction = UNKNOWN_NOISE, 0.0  # an estimate takes out most of the noise
+    left_in = UNKNOWN_NOISE  # an estimate takes out most of the noise
+    least_friction = 0.0
     is_tuned = True
 
     def __init__(self):
@@ -112,11 +115,13 @@ class NoiseOfEachDraw:
         All of the matrix, not its diagonal alone.
     """
 
-    left_in, least_friction = UNKNOWN_NOISE, 0.0
+    left_in = UNKNOWN_NOISE
+    least_friction = 0.0
     is_tuned = False
 
     def __init__(self, full):
-        self.full, self._name = full, "full" if full else "diag"
+        self.full = full
+        self._name = "full" if full else "diag"
 
     def checked(self, gradient, preconditioner):
         """Return the estimate, if it serves for this gradient."""
@@ -131,8 +136,8 @@ class NoiseOfEachDraw:
             check_matrix_size('noise_estimate="full"', gradient.density.d)
         if gradient.is_exact:
             raise ValueError(
-                "noise_estimate: the gradient uses all data and has no noise. Pass a batch_size, or "
-                "noise_estimate=None."
+                "noise_estimate: the gradient uses all data and has no noise. Pass a batch_size, "
+                "or noise_estimate=None."
             )
         if 1 in gradient.data.noisy_batch_sizes:
             raise ValueError(
@@ -153,13 +158,15 @@ class NoiseOfEachDraw:
 
     def beta_hat(self, eta, alpha, tuning, measured, temperature, is_tuning):
         """β̂ at this learning rate and friction: cut to α while tuning, an error afterwards."""
-        largest, beta_hat = 0.5 * eta * measured.largest, 0.5 * eta * measured.covariance
+        largest = 0.5 * eta * measured.largest
+        beta_hat = 0.5 * eta * measured.covariance
         if largest <= alpha:
             return beta_hat
         if not is_tuning:
             raise Fault(
                 f"noise_estimate: β̂ = {largest:.3g} exceeds friction = {alpha:.3g}, so that the "
-                f"gradient is noisier than the friction can take up at learning_rate={eta:.3g}. Try "
+                f"gradient is noisier than the friction can take up at learning_rate={eta:.3g}. "
+                "Try "
                 + (f"friction={1.5 * largest:.2g}, " if 1.5 * largest <= 1 else "")
                 + f"learning_rate={0.5 * eta * alpha / largest:.2g} or a larger batch_size"
             )
@@ -194,8 +201,8 @@ def noise_estimate_of(noise_estimate, friction):
     largest_possible = 1.0 if friction == "auto" else friction
     if (beta_hat > largest_possible).any():
         raise ValueError(
-            f"noise_estimate: β̂ = {beta_hat.max():.3g} exceeds friction = {largest_possible:.3g}, which "
-            "would need noise of negative variance (the paper's C ⪰ B̂). Raise friction to at "
-            f"least {beta_hat.max():.3g} or lower the estimate."
+            f"noise_estimate: β̂ = {beta_hat.max():.3g} exceeds friction = "
+            f"{largest_possible:.3g}, which would need noise of negative variance (the paper's C "
+            f"⪰ B̂). Raise friction to at least {beta_hat.max():.3g} or lower the estimate."
         )
     return GivenNoise(beta_hat if beta_hat.ndim else float(beta_hat))

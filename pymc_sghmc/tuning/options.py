@@ -10,10 +10,14 @@ from pymc_sghmc.tuning.setup import MOST_FAR_NOISE
 
 __all__ = ["options"]
 
-FEW, MANY = (10, 20, 50, 100, 200), (100, 200, 1000, 2000)  # rows, beside those of the search
+FEW = (10, 20, 50, 100, 200)  # rows, beside those of the search
+MANY = (100, 200, 1000, 2000)
 SIZES = MANY, MANY, FEW  # by the order of the gradient
-# groups with all of their rows; where there aren't MANY_GROUPS each weighs much, far out most of all
-FEWEST, FEWEST_OF_FEW, MANY_GROUPS = 2, 10, 1000
+# groups with all of their rows; where there aren't MANY_GROUPS each weighs much, far out most of
+# all
+FEWEST = 2
+FEWEST_OF_FEW = 10
+MANY_GROUPS = 1000
 
 
 def options(setup, made_from, may_change, data=None) -> list[ChainTuning]:

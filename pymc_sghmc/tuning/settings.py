@@ -29,8 +29,12 @@ class Settings:
     """
 
     def __init__(self, rule, *, schedule, friction, noise, target_bias, temperature):
-        self.rule, self.schedule, self.friction = rule, schedule, friction
-        self.noise, self.target_bias, self.temperature = noise, target_bias, temperature
+        self.rule = rule
+        self.schedule = schedule
+        self.friction = friction
+        self.noise = noise
+        self.target_bias = target_bias
+        self.temperature = temperature
 
     @cached_property
     def learning_rate(self) -> float | None:
@@ -75,11 +79,13 @@ class Settings:
             Of arrays.
         is_tuning : bool
         """
-        eta, arguments = phase.learning_rate, {"learning_rate": phase.learning_rate}
+        eta = phase.learning_rate
+        arguments = {"learning_rate": phase.learning_rate}
         if self.rule.has_friction:
             arguments["friction"] = tuning.friction if self.friction is None else self.friction
         if self.rule.has_noise_estimate:
-            alpha, T = arguments["friction"], self.temperature
+            alpha = arguments["friction"]
+            T = self.temperature
             beta_hat = self.noise.beta_hat(eta, alpha, tuning, measured, T, is_tuning)
             arguments["noise_estimate"] = (
                 beta_hat.astype(dtype, copy=False) if np.ndim(beta_hat) else beta_hat

@@ -32,7 +32,9 @@ __all__ = ["MOST_FAR_NOISE", "Setup", "same_inputs", "set_up"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
-FAR_OUT, N_FAR_OUT, MOST_POINTS = 1.5, 16, 0.75  # sds; points there; and a share of them
+FAR_OUT = 1.5  # sds; points there; and a share of them
+N_FAR_OUT = 16
+MOST_POINTS = 0.75
 NOISY = 4  # times the median noise, above which a direction gets a scale of its own
 MOST_FAR_NOISE = (
     5.0  # variance in φ at 2 sds above which second-order control variates are given up
@@ -95,7 +97,9 @@ def set_up(
     centre = find_centre(gradient.passes, start, dense, optimise, scale)
     spread = centre.factor
     if kind == "dense" or (kind == "auto" and dense):
-        factor, stiffness, slowness = spread, 1.0, 1.0
+        factor = spread
+        stiffness = 1.0
+        slowness = 1.0
     else:
         if kind is None:
             factor = None if preconditioner is None else preconditioner_factor(preconditioner, d)
@@ -108,16 +112,19 @@ def set_up(
         stiffness, slowness = _extreme_curvatures(gradient.passes, centre, factor)
         if kind is not None:
             factor = Coordinates(factor).shrunk(stiffness**-0.5).factor
-            slowness, stiffness = slowness / stiffness, 1.0
+            slowness = slowness / stiffness
+            stiffness = 1.0
     if factor is not None:
         factor = factor.astype(gradient.density.dtype)
     passes = centre.passes
     first, second = expansions
-    near_by, far, limit = None, np.inf, MAX_LEARNING_RATE
+    near_by = None
+    far = np.inf
+    limit = MAX_LEARNING_RATE
     if second is not None and not second.is_right(centre.position, centre.factor):
         _log.warning(
-            "Second-order control variates don't agree with the gradient of this model, so that those "
-            "of first order take their place. Please report the model."
+            "Second-order control variates don't agree with the gradient of this model, so that "
+            "those of first order take their place. Please report the model."
         )
         second = None
     if second is not None:
@@ -162,7 +169,8 @@ def set_up(
     far_limit = np.inf
     if kind is not None and gradient.density.centring is not None:
         far_limit = _far_limit(gradient.passes, centre, coordinates.factor)
-    is_near, marginal = True, gradient.density.marginal
+    is_near = True
+    marginal = gradient.density.marginal
     if kind is not None and marginal is not None and dense:
         wall, is_near = walls(gradient.passes, centre)
         far_limit = min(far_limit, wall)
@@ -186,7 +194,8 @@ def _extreme_curvatures(passes, centre, factor):
 def _far_limit(passes, centre, factor):
     """One over the largest curvature at most points as far out as chains often are.
 
-    A scale and its effects make a funnel, in the neck of which the curvature is many times that of the centre.
+    A scale and its effects make a funnel, in the neck of which the curvature is many times that of
+    the centre.
     """
     rng = np.random.default_rng(0)
     points = [near(centre, rng, FAR_OUT) for _ in range(N_FAR_OUT)]

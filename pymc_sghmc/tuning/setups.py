@@ -1,7 +1,7 @@
 """The set-ups of a step: made, kept for the chains that begin alike, and told apart by value.
 
-Chains one after another share a step, so that two are kept: that of the initial point and that of the
-chain. Knows gradients and set-ups, no settings of a sampler.
+Chains one after another share a step, so that two are kept: that of the initial point and that of
+the chain. Knows gradients and set-ups, no settings of a sampler.
 """
 
 import numpy as np
@@ -36,8 +36,10 @@ class Setups:
     """
 
     def __init__(self, gradient, expansions, *, preconditioner, centre, temperature):
-        self._gradient, self._expansions = gradient, expansions
-        self._preconditioner, self.given_centre = preconditioner, centre
+        self._gradient = gradient
+        self._expansions = expansions
+        self._preconditioner = preconditioner
+        self.given_centre = centre
         self._temperature = temperature
         self.current = self._first = None
         self._near_centre = self._placed_for = None  # where nodes were placed, and for which data
@@ -49,7 +51,8 @@ class Setups:
         With a ``scale``, the factor of an earlier centre, ``start`` is the centre. No control
         variates are of a higher order than ``highest``.
         """
-        density, begin = self._gradient.density, start
+        density = self._gradient.density
+        begin = start
         given = (*density.others, *density.held)
         optimise = scale is None and self.given_centre is None
         if scale is None and not density.nodes_need_others:
@@ -83,8 +86,8 @@ class Setups:
     def place_nodes(self, start):
         """Place nodes of quadrature, if there are any, unless they were placed for these data.
 
-        From where they are any start's centre is near. Where rows depend on what other steps sample each
-        set-up has its own.
+        From where they are any start's centre is near. Where rows depend on what other steps sample
+        each set-up has its own.
         """
         arrays = self._gradient.data.arrays
         if self._placed_for is None or not same_arrays(arrays, self._placed_for):
@@ -102,7 +105,8 @@ class Setups:
 
         The mean of draws from a posterior that is no Gaussian may lie where there are none.
         """
-        old, made_from = self.current, self.made_from
+        old = self.current
+        made_from = self.made_from
         try:
             self.make(start, old.centre.factor, highest)
         except NonFinite:
@@ -114,7 +118,8 @@ class Setups:
         return is_better
 
     def _use(self, setup):
-        self.current, density = setup, self._gradient.density
+        self.current = setup
+        density = self._gradient.density
         if density.marginal is not None:
             *nodes, density.marginal.error = setup.nodes
             density.set_nodes(*nodes)
@@ -163,7 +168,8 @@ class Setups:
         return float(np.linalg.norm(self._in_sds(position)))
 
     def _in_sds(self, position):
-        shift, scale = position - self.current.centre.position, self.current.centre.factor
+        shift = position - self.current.centre.position
+        scale = self.current.centre.factor
         if scale.ndim != 2:
             return Coordinates(scale).from_theta(shift)
         return solve_triangular(scale, shift, lower=True, check_finite=False)

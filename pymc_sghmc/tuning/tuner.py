@@ -1,8 +1,9 @@
 """Settings that a step finds itself: before the first draw, and from its tuning draws.
 
-What a chain does, in order: centre, coordinates and noise from the starting point (`setup`), a start near the centre, settings from the bias budget (`budget`), and
-while tuning, after 8, 16, 32, … draws, all of this again from what the chain has measured, which
-is its `ChainTuning`: each method takes one and returns it anew. No formula of a sampler.
+What a chain does, in order: centre, coordinates and noise from the starting point (`setup`), a
+start near the centre, settings from the bias budget (`budget`), and while tuning, after 8, 16, 32,
+… draws, all of this again from what the chain has measured, which is its `ChainTuning`: each method
+takes one and returns it anew. No formula of a sampler.
 """
 
 import math
@@ -59,8 +60,10 @@ class Tuner:
         initial,
         finds_rows=False,
     ):
-        self.gradient, self.gradients = gradient, (gradient, *expansions)  # the latter by order
-        self.settings, self.initial = settings, initial
+        self.gradient = gradient  # the latter by order
+        self.gradients = (gradient, *expansions)
+        self.settings = settings
+        self.initial = initial
         self.finds_rows = finds_rows and gradient.order.independent and not gradient.is_exact
         has_expansions = any(expansion is not None for expansion in expansions)
         self.may_change = has_expansions and kind == "auto"
@@ -234,7 +237,8 @@ class Tuner:
         """Whether a chain is so far out that second-order control variates may send it off."""
         if tuning is None or tuning.order < 2:
             return False
-        setup, T = self.setup, self.settings.temperature
+        setup = self.setup
+        T = self.settings.temperature
         limit = (4 * math.sqrt(theta.size) + 10) * math.sqrt(T)
         if setup.phi is None:
             return not self.setups.radius(theta) < limit

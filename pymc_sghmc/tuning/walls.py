@@ -1,7 +1,7 @@
 """How far a posterior of few unknowns is from a Gaussian, unknown by unknown, and how steep its walls are.
 
-The logarithm of a scale that the data hardly tell has a long tail on one side and a wall on the other. Knows passes
-over the data, no settings.
+The logarithm of a scale that the data hardly tell has a long tail on one side and a wall on the
+other. Knows passes over the data, no settings.
 """
 
 import numpy as np
@@ -27,8 +27,10 @@ def walls(passes, centre) -> tuple:
     passes : Passes
     centre : Centre
     """
-    coordinates, d = Coordinates(centre.factor), centre.position.size
-    limit, is_near = np.inf, True
+    coordinates = Coordinates(centre.factor)
+    d = centre.position.size
+    limit = np.inf
+    is_near = True
     some = tuple(np.linspace(0, n - 1, min(n, SOME)).astype(int) for n in passes.data.n_rows)
     top, slope = passes.log_density(centre.position, some)
 
