@@ -12,7 +12,7 @@ from pymc.initial_point import make_initial_point_fn
 from pymc.model import Model, modelcontext
 from pymc.util import get_value_vars_from_user_vars
 
-from pymc_sghmc.faults import Fault
+from pymc_sghmc.exceptions import ChainError
 from pymc_sghmc.schedules import Phase
 
 __all__ = [
@@ -253,7 +253,7 @@ def _phase(schedule, t) -> Phase:
     given = schedule(t)
     eta, temperature, weight, cycle = given if isinstance(given, Phase) else Phase(given)
     if not (is_number(eta) and eta > 0 and math.isfinite(eta)):
-        raise Fault(
+        raise ChainError(
             f"learning_rate: the schedule gives {eta} at inner step {t}; rates must be finite "
             "numbers above zero"
         )
@@ -261,7 +261,7 @@ def _phase(schedule, t) -> Phase:
         if value is None and name == "weight":
             continue
         if not (is_number(value) and value >= 0 and math.isfinite(value)):
-            raise Fault(
+            raise ChainError(
                 f"learning_rate: the schedule gives the {name} {value} at inner step {t}; it must "
                 "be a finite number, not below zero"
             )

@@ -19,7 +19,7 @@ from pymc.util import get_random_generator
 from pymc_sghmc.checks import continuous_variables, starting_point
 from pymc_sghmc.compat import ChainSetup
 from pymc_sghmc.exact.conditional import Conditional, NotFinite
-from pymc_sghmc.faults import SamplingStopped
+from pymc_sghmc.exceptions import SamplingStopped
 from pymc_sghmc.runs.shared_arrays import ByHandle
 
 __all__ = ["GammaGibbs"]

@@ -11,7 +11,7 @@ import pytensor.tensor as pt
 from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 
-from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.around_centre import AroundCentre
 from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights

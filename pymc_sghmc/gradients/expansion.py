@@ -11,7 +11,7 @@ import numpy as np
 
 from scipy.sparse import issparse
 
-from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.rows.orders import ByLeverage
 

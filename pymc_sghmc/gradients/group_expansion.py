@@ -8,7 +8,7 @@ derivative of a quadrature is needed. Knows densities and groups, no way of find
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.expansion import Expansion

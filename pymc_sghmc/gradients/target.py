@@ -2,7 +2,7 @@
 
 import math
 
-from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.noise import noise_covariance
 
 __all__ = ["Target"]

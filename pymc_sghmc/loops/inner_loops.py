@@ -7,7 +7,7 @@ import logging
 
 import numpy as np
 
-from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.loops.inner_loop import InnerLoop, InnerSteps, NotTraceable, Replay
 from pymc_sghmc.loops.normals import MANY
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_sghmc.faults import Fault
+from pymc_sghmc.exceptions import ChainError
 
-__all__ = ["FileFault", "MappedFile", "check_files", "mapped_file", "whole_files"]
+__all__ = ["DataFileError", "MappedFile", "check_files", "mapped_file", "whole_files"]
 
 
-class FileFault(Fault, ValueError):
+class DataFileError(ChainError, ValueError):
     """A file of the data isn't what it was."""
 
 
@@ -49,10 +49,10 @@ def mapped_file(array):
 
 
 def check_files(files) -> None:
-    """Raise `FileFault` if one of these files has become shorter than what is read of it."""
+    """Raise `DataFileError` if one of these files has become shorter than what is read of it."""
     for file in files:
         if file.is_cut_short or _was_cut(file.place):
-            raise FileFault(
+            raise DataFileError(
                 f"the file {file.name} has become shorter than the data that are read from it: it "
                 "was cut or is being written anew. Write new data to another file, and start anew"
             )
@@ -66,7 +66,7 @@ def _was_cut(place) -> bool:
 
 @contextmanager
 def whole_files(files):
-    """Raise `FileFault` before or after what reads files, if it may have read what isn't there."""
+    """Raise `DataFileError` before or after what reads files, if it may have read what isn't there."""
     check_files(files)
     try:
         yield

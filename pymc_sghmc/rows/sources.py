@@ -10,18 +10,18 @@ from contextlib import closing
 
 import numpy as np
 
-from pymc_sghmc.faults import Fault
+from pymc_sghmc.exceptions import ChainError
 from pymc_sghmc.models.graphs import array_of
 from pymc_sghmc.rows.files import mapped_file
 from pymc_sghmc.rows.reading import Reader
 
-__all__ = ["Source", "StreamFault", "check_file", "given_arrays"]
+__all__ = ["Source", "StreamError", "check_file", "given_arrays"]
 
 PILOT_ROWS = 50_000  # at hand for what needs some rows only, at most
 PILOT_BYTES = 2**27
 
 
-class StreamFault(Fault, ValueError):
+class StreamError(ChainError, ValueError):
     """A loader doesn't keep its word."""
 
 
@@ -115,7 +115,7 @@ class Source:
                 n = len(next(iter(arrays.values())))
                 seen += n
                 if seen > self.n_rows:
-                    raise StreamFault(
+                    raise StreamError(
                         f"data=: a pass over the loader yields {seen} rows and more, but its "
                         f"length is {self.n_rows}, by which the likelihood is weighted. Give it a "
                         "len (or total_size) that is the number of rows"
@@ -123,18 +123,18 @@ class Source:
                 kept = n - max(0, seen - self.rows_per_pass)
                 if kept > 0:
                     yield {name: array[:kept] for name, array in arrays.items()}
-        except StreamFault:
+        except StreamError:
             raise
         except Exception as error:
-            raise StreamFault(f"the loader raised {type(error).__name__}: {error}") from error
+            raise StreamError(f"the loader raised {type(error).__name__}: {error}") from error
         if seen == 0:
-            raise StreamFault(
+            raise StreamError(
                 "data=: a pass over the loader yields no rows. Each call of iter(loader) must "
                 "begin a new pass; one that goes through a generator is at its end after the "
                 "first"
             )
         if seen < self.rows_per_pass:
-            raise StreamFault(
+            raise StreamError(
                 f"data=: a pass over the loader yields {seen} rows, but its length is "
                 f"{self.n_rows}, by which the likelihood is weighted. Is a file cut short, or does "
                 "len count blocks? It (or total_size) must be the number of rows"
@@ -144,7 +144,7 @@ class Source:
         if isinstance(block, np.ndarray) and len(self.names) == 1:
             block = {self.names[0]: block}
         if not isinstance(block, Mapping):
-            raise StreamFault(
+            raise StreamError(
                 f"data=: the loader yields {type(block).__name__}, not dicts of arrays by the "
                 f"names of the model's containers {_listing(self.containers)}. A bare array will "
                 "do where there is one container"
@@ -154,10 +154,10 @@ class Source:
             for name, array in arrays.items():
                 problem = _misfit(_container(self.containers, name), array)
                 if problem:
-                    raise StreamFault(f"data=: in a block {name!r} {problem.rstrip('.')}")
+                    raise StreamError(f"data=: in a block {name!r} {problem.rstrip('.')}")
         else:
             if block.keys() != self.first.keys():
-                raise StreamFault(
+                raise StreamError(
                     f"data=: a block holds {_listing(block)}, the first one held "
                     f"{_listing(self.first)}. All need the same names"
                 )
@@ -165,12 +165,12 @@ class Source:
             for name, array in arrays.items():
                 first = self.first[name]
                 if array.shape[1:] != first.shape[1:] or array.ndim != first.ndim:
-                    raise StreamFault(
+                    raise StreamError(
                         f"data=: in a block {name!r} has shape {array.shape}; from the first block "
                         f"its rows have shape {first.shape[1:]}"
                     )
                 if not np.can_cast(array.dtype, first.dtype, "same_kind"):
-                    raise StreamFault(
+                    raise StreamError(
                         f"data=: in a block {name!r} has dtype {array.dtype}, which isn't of the "
                         f"kind of the first block's {first.dtype}"
                     )
@@ -191,7 +191,7 @@ def check_file(name, array) -> None:
 def _container(model, name):
     containers = model if isinstance(model, dict) else {v.name: v for v in model.data_vars}
     if name not in containers:
-        raise StreamFault(
+        raise StreamError(
             f"data=: the model has no container {name!r}, only {_listing(containers) or 'none'}. "
             "Build it with a few of the rows in pm.Data of that name"
         )
@@ -220,7 +220,7 @@ def _same_lengths(arrays, originals, where) -> None:
         counts = ", ".join(
             f"{name!r} has {n}{_filename(originals.get(name))}" for name, n in lengths.items()
         )
-        raise StreamFault(f"{where} the arrays have different numbers of rows: {counts}")
+        raise StreamError(f"{where} the arrays have different numbers of rows: {counts}")
 
 
 def _filename(array):

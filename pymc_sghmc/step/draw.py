@@ -6,7 +6,7 @@ import numpy as np
 
 from pymc.stats.convergence import SamplerWarning
 
-from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.loops.inner_loops import InnerLoops
 from pymc_sghmc.schedules import Phase
 from pymc_sghmc.tuning.budget import MOST_INNER_STEPS, inner_steps
@@ -157,7 +157,7 @@ class DrawLoop:
 
         Raises
         ------
-        NonFinite, Fault
+        NonFinite, ChainError
         """
         settings = self.tuner.settings
         T = self.tuner.settings.temperature

@@ -1,7 +1,7 @@
 """The adapter between PyMC's step protocol and the samplers: the only one, for all of them.
 
 Turns ``init`` and ``update`` of a sampler file into a step method: raveled positions, the record of
-a chain, the inner steps of a draw, statistics, saved states and faults. Contains no formula of a
+a chain, the inner steps of a draw, statistics, saved states and errors. Contains no formula of a
 sampler.
 """
 
@@ -20,10 +20,10 @@ from pymc.util import get_random_generator
 from pymc_sghmc.checks import continuous_variables, starting_point, unconstrained_point
 from pymc_sghmc.compat import ChainSetup, add_end_of_run_check
 from pymc_sghmc.diagnostics import temperature_warnings
-from pymc_sghmc.faults import Fault, NonFinite, SamplingStopped
+from pymc_sghmc.exceptions import ChainError, NonFinite, SamplingStopped
 from pymc_sghmc.gradients.coordinates import checked_preconditioner
 from pymc_sghmc.models.unknowns import Unknowns
-from pymc_sghmc.rows.files import FileFault, whole_files
+from pymc_sghmc.rows.files import DataFileError, whole_files
 from pymc_sghmc.runs.shared_arrays import ByHandle
 from pymc_sghmc.step import cautions
 from pymc_sghmc.step.arguments import SharedArguments, checked, compared, schedule_of
@@ -185,7 +185,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             try:
                 with whole_files(self.tuner.gradient.data.files):
                     new = self._draw(point)
-            except FileFault as error:
+            except DataFileError as error:
                 new = self._stop(point, error, Draw(), None)
         self.n_draws = n + 1
         return new
@@ -220,7 +220,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             new = self._point(tuner.setups.start(self.rng), point)
             warning = cautions.change(old, slower, chain.n_updates)
             return new, [draw.statistics_of_fault(self, warning)]
-        except Fault as error:
+        except ChainError as error:
             return self._stop(point, error, draw, start)
         statistics = draw.statistics(target, chain, tuner.settings, self.statistics)
         chain.state = draw.state

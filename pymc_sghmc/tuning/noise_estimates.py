@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_sghmc.checks import check_matrix_size
-from pymc_sghmc.faults import Fault, NonFinite
+from pymc_sghmc.exceptions import ChainError, NonFinite
 from pymc_sghmc.tuning.budget import UNKNOWN_NOISE
 
 __all__ = ["GivenNoise", "MeasuredNoise", "NoiseOfEachDraw", "TunedNoise", "noise_estimate_of"]
@@ -163,7 +163,7 @@ class NoiseOfEachDraw:
         if largest <= alpha:
             return beta_hat
         if not is_tuning:
-            raise Fault(
+            raise ChainError(
                 f"noise_estimate: β̂ = {largest:.3g} exceeds friction = {alpha:.3g}, so that the "
                 f"gradient is noisier than the friction can take up at learning_rate={eta:.3g}. "
                 "Try "

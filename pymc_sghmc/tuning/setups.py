@@ -8,7 +8,7 @@ import numpy as np
 
 from scipy.linalg import solve_triangular
 
-from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.tuning.centre import near
 from pymc_sghmc.tuning.nodes import place_nodes

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
 from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.tuning.budget import ChainTuning, score

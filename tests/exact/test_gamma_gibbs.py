@@ -15,7 +15,7 @@ from pymc.step_methods.state import equal_dataclass_values
 from scipy import stats
 
 from pymc_sghmc import SGHMC, SGLD, GammaGibbs
-from pymc_sghmc.faults import SamplingStopped
+from pymc_sghmc.exceptions import SamplingStopped
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 40))

@@ -711,7 +711,7 @@ def test_check_of_sizes_in_loaders():
             with pytest.raises(ValueError, match=f"{name}=0"):
                 loader({"y": np.zeros(3)}, **{name: 0})
     assert loaders.__doc__.count("``blocks(rng)``") == 1
-    assert issubclass(sources.StreamFault, ValueError)
+    assert issubclass(sources.StreamError, ValueError)
 
 
 def test_other_steps_that_would_see_placeholders_only_are_warned_of(rows, recwarn):

@@ -11,7 +11,7 @@ import pytest
 
 from closed_forms import inflation, relaxation
 
-from pymc_sghmc.faults import NonFinite
+from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
