@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 from pymc_sghmc import diagnostics, loaders, schedules
 from pymc_sghmc.exact.gamma_gibbs import GammaGibbs
-from pymc_sghmc.exact.hmc_bfgs import HMCBFGS
 from pymc_sghmc.exact.qnhmc import QNHMC
 from pymc_sghmc.runs.recovery import recover_effects
 from pymc_sghmc.runs.resume import resume
@@ -25,7 +24,6 @@ except PackageNotFoundError:  # imported from a checkout that isn't installed
     __version__ = "0+unknown"
 
 __all__ = [
-    "HMCBFGS",
     "QNHMC",
     "SGHMC",
     "SGLD",

@@ -19,10 +19,11 @@ import movielens
 import numpy as np
 import pymc as pm
 
+from hmc_bfgs import HMCBFGS
 from movielens import NAMES
 from report import markdown_table
 
-from pymc_sghmc import HMCBFGS, QNHMC, GammaGibbs
+from pymc_sghmc import QNHMC, GammaGibbs
 
 PRECISIONS = [*(f"lam_{name}" for name in NAMES), "tau"]
 FIXED = {"lam_U": 10.0, "lam_V": 10.0, "lam_a": 8.0, "lam_b": 3.0, "tau": 1.6}  # of MAP

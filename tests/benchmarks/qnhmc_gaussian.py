@@ -36,9 +36,11 @@ os.environ.update(
 
 import argparse
 import logging
+import sys
 import time
 import warnings
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -46,16 +48,19 @@ import numpy as np
 from scipy.linalg import helmert
 from scipy.stats import chi2
 
+sys.path.append(str(Path(__file__).parents[2] / "examples/papers"))  # HMC-BFGS
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.23 announces ArviZ 1 at import.
     import arviz as az
+    import hmc_bfgs
     import pymc as pm
     import report
 
     from posteriordb_table import PACKAGES, SAMPLERS, Run, attempt
     from untouched import over_unknowns
 
-    from pymc_sghmc.exact import curvature, hmc_bfgs, qnhmc
+    from pymc_sghmc.exact import curvature, qnhmc
     from pymc_sghmc.exact.quasi_newton import identity
 
 D = 100

@@ -1,4 +1,4 @@
-"""QNHMC as a step of PyMC: seeds, states, mixing, transforms, statistics, faults, arguments."""
+"""QNHMC as a step of PyMC: seeds, states, mixing, transforms, statistics, errors, arguments."""
 
 import copy
 import logging
@@ -16,7 +16,8 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from modes import FAST, QUIET
+from hamiltonian import begin, run, same, sample
+from modes import FAST
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
 from scipy.linalg import LinAlgError
@@ -24,7 +25,6 @@ from targets import linear_regression
 
 from pymc_sghmc import QNHMC
 
-TIMES = {"process_time_diff", "perf_counter_diff", "perf_counter_start"}
 LIMIT = 5  # standard errors: of ten scores one in 170,000 seeds passes it
 
 
@@ -44,21 +44,6 @@ def build(model, **settings):
     return QNHMC(model=model, **{"compile_kwargs": FAST, **settings})
 
 
-def begin(step, seed=1):
-    step.begin_chain(np.random.default_rng(seed))
-    return step
-
-
-def run(step, point, n):
-    """Positions, statistics and the last point of ``n`` draws."""
-    positions, stats = [], []
-    for _ in range(n):
-        point, [stat] = step.step(point)
-        positions.append(np.concatenate([np.ravel(point[name]) for name in step.var_names]))
-        stats.append(stat)
-    return np.array(positions), stats, point
-
-
 def error(x, exact):
     """Mean of draws (chain, draw) less the exact one, in standard errors."""
     x = np.asarray(x, dtype=float)
@@ -72,18 +57,6 @@ def errors(x, mean, second):
     return max(
         max(error(x[..., i], mean[i]), error(x[..., i] ** 2, second[i])) for i in range(x.shape[2])
     )
-
-
-def sample(draws=1000, tune=400, **settings):
-    settings = {"chains": 2, "cores": 1, "random_seed": 8, **QUIET, **settings}
-    return pm.sample(draws, tune=tune, **settings)
-
-
-def same(first, second):
-    for name in first.posterior:
-        np.testing.assert_array_equal(first.posterior[name], second.posterior[name])
-    for name in set(first.sample_stats) - TIMES:
-        np.testing.assert_array_equal(first.sample_stats[name], second.sample_stats[name])
 
 
 def test_same_seed_gives_the_same_draws_whatever_the_cores(model):

@@ -7,6 +7,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from hamiltonian import DENSITIES, LIMIT, double_well, full, gaussian, spd
 from modes import FAST
 from scipy.linalg import cholesky, eigvalsh
 
@@ -15,19 +16,6 @@ from pymc_sghmc.exact import qnhmc
 from pymc_sghmc.exact.quasi_newton import Dense, LowRank, identity
 
 SLOW = pytest.mark.slow
-
-
-def gaussian(H):
-    return lambda q: (-q @ H @ q / 2, -H @ q)
-
-
-# log-densities of one unknown with their gradients, and their exact second moments
-DENSITIES = {
-    "gaussian": (lambda x: (-x @ x / 2, -x), 1.0),
-    "quartic": (lambda x: (-((x @ x) ** 2) / 4, -(x**3)), 0.675978240067),
-    "sech": (lambda x: (-np.logaddexp(x, -x).item(), -np.tanh(x)), math.pi**2 / 4),
-    "t5": (lambda x: (-3 * math.log1p(x @ x / 5), -6 * x / (5 + x * x)), 5 / 3),
-}
 
 
 def effective(x):
@@ -46,27 +34,9 @@ def errors_of_moments(draws, second):
     return max(errors), min(sizes)
 
 
-LIMIT = 5  # standard errors: of 200 scores one seed in 8,000 passes it, of two of t5 one in 3,000
-
-
-def spd(d, kappa, rng):
-    root = np.linalg.qr(rng.standard_normal((d, d)))[0] * np.geomspace(1, kappa**0.5, d)
-    return root @ root.T
-
-
-def full(matrix, d):
-    return np.column_stack([matrix.product(e) for e in np.eye(d)])
-
-
 def low_rank(d, rng):
     vectors = np.linalg.qr(rng.standard_normal((d, 2)))[0]
     return LowRank(rng.uniform(0.5, 1.5, d), vectors, np.array([0.3, 2.0]))
-
-
-def double_well(q):
-    """log p of three unknowns, of another curvature at each point."""
-    A = np.array([[1.0, 0.4, 0.0], [0.4, 1.0, -0.3], [0.0, -0.3, 0.2]])
-    return -q @ A @ q / 2 - ((q**2 - 1) ** 2).sum() / 4, -A @ q - q * (q**2 - 1)
 
 
 def algorithm_2(q, density, epsilon, L, C, M, F, rng):

@@ -1,27 +1,42 @@
 """HMC-BFGS: its update to the letter, its law though it adapts for ever, the step."""
 
 import copy
+import doctest
 import itertools
 import math
 import pickle
+import sys
 
 import cloudpickle
 import numpy as np
 import pymc as pm
 import pytest
 
+from conftest import ROOT
+from hamiltonian import (
+    DENSITIES,
+    LIMIT,
+    begin,
+    double_well,
+    full,
+    gaussian,
+    run,
+    same,
+    sample,
+    spd,
+)
 from modes import FAST
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
 from scipy.linalg import cholesky
 from targets import linear_regression
-from test_hamiltonian import begin, run, same, sample
-from test_qnhmc import DENSITIES, LIMIT, double_well, full, gaussian, spd
 
-from pymc_sghmc import HMCBFGS
-from pymc_sghmc.exact import hmc_bfgs
-from pymc_sghmc.exact.hmc_bfgs import HMCBFGSState
 from pymc_sghmc.exact.leapfrog import leapfrog
+
+sys.path.insert(0, str(ROOT / "examples/papers"))
+import hmc_bfgs
+
+from hmc_bfgs import HMCBFGS, HMCBFGSState
 
 
 @pytest.fixture(scope="module")
@@ -329,3 +344,11 @@ def test_start_of_zero_probability_names_the_unknowns():
         pm.Potential("wall", pm.math.switch(x > 10, 0.0, -np.inf))
     with pytest.raises(SamplingError, match=r"HMCBFGS: .*of x is -inf.*initvals"):
         begin(build(model)).step(model.initial_point())
+
+
+@pytest.mark.slow  # the package's own examples run with every test; this one is of the papers
+def test_the_example_of_the_docstring_runs():
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    failed, tried = doctest.testmod(hmc_bfgs, optionflags=flags)
+    assert failed == 0
+    assert tried > 0

@@ -144,7 +144,7 @@ class HMCBFGS(HamiltonianStep):
     Examples
     --------
     >>> import numpy as np, pymc as pm
-    >>> from pymc_sghmc import HMCBFGS
+    >>> from hmc_bfgs import HMCBFGS
     >>> with pm.Model():
     ...     x = pm.Normal("x", 1.0, [0.1, 1.0], shape=2)
     ...     idata = pm.sample(step=HMCBFGS(), chains=2, random_seed=1, progressbar=False)
