@@ -1,42 +1,110 @@
-"""The loop around a compiled inner step: compiled as well where the backend is Numba or JAX.
+"""The loop around a compiled inner step. With Numba and JAX the loop is compiled as well.
 
-What PyTensor keeps to itself of its linkers is used here and in `numba_loop`, nowhere else. Knows
-backends, no samplers and no gradients.
-
-A loop takes ``(state, normals, rows, fixed)``: a tuple of arrays of shape (d,), normals of shape
-(k, d), a tuple of arrays of rows of shape (k, n), and a tuple of all else that the step takes. It
-returns the state after the last step, or before the first whose sums aren't finite, the number of
-steps made, the three sums over them and the last one's log-density, 0 where the step has none.
+PyTensor's private knowledge of its linkers is used in this file and in `numba_loop`, nowhere else.
 """
 
 import math
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from pytensor.compile.mode import get_mode
 
-__all__ = ["is_jax", "is_numba", "loop_around", "resident", "shared_values"]
+from pymc_sghmc.protocols import Array
+
+__all__ = [
+    "CompiledStep",
+    "FetchedRows",
+    "Loop",
+    "LoopResult",
+    "is_jax",
+    "is_numba",
+    "loop_around",
+    "resident",
+    "shared_values",
+]
 
 
-def is_numba(mode) -> bool:
+class FetchedRows(NamedTuple):
+    """Rows of an array that the loop copies for each step, because it does so faster than the step."""
+
+    array: int  # position of the array among the step's fixed inputs
+    group: int  # position of the row numbers among the groups of rows
+    ndim: int
+    dtype: str
+
+
+class CompiledStep(NamedTuple):
+    """A compiled inner step, and the order of its inputs.
+
+    Its inputs are arrays of the state, normals, fetched rows, row numbers and fixed inputs. Its
+    outputs are the new arrays of the state and one vector: virial, squared norm of the gradient,
+    squared norm of the momentum, log-density.
+    """
+
+    function: Any
+    n_inputs: int  # shared variables of the model come after them
+    n_state: int
+    n_groups: int  # of rows
+    fetched: tuple[FetchedRows, ...]  # by Numba's loop
+
+
+class LoopResult(NamedTuple):
+    """Inner steps made by a loop."""
+
+    state: Sequence[Array]  # after the last step
+    n_steps: int  # fewer than asked for if the next step is not finite
+    virial: float  # sums over the steps
+    square_norm: float
+    kinetic: float
+    logp: float  # of the last step; 0 if the step does not compute it
+
+
+class Loop(Protocol):
+    """Makes as many inner steps as there are normals, or those before the first that is not finite."""
+
+    def __call__(
+        self,
+        state: tuple[Array, ...],
+        normals: Array,
+        rows: tuple[Array, ...],
+        fixed: tuple[Any, ...],
+    ) -> LoopResult:
+        """Make the steps.
+
+        Parameters
+        ----------
+        state : tuple of array of shape (d,) or ()
+        normals : array of shape (k, n_normals)
+        rows : tuple of array of shape (k, n)
+            Row numbers, for each group of rows.
+        fixed : tuple
+            All other inputs of the step, equal for all steps.
+        """
+
+
+def is_numba(mode: Any) -> bool:
     """Whether a PyTensor mode, or the default for None, compiles with Numba."""
     return type(get_mode(mode).linker).__name__ == "NumbaLinker"
 
 
-def is_jax(mode) -> bool:
+def is_jax(mode: Any) -> bool:
     """Whether a PyTensor mode, or the default for None, compiles with JAX."""
     return type(get_mode(mode).linker).__name__ == "JAXLinker"
 
 
-def shared_values(function, n_inputs: int) -> tuple:
+def shared_values(function: Any, n_inputs: int) -> tuple[Any, ...]:
     """Values, now, of the shared variables behind the ``n_inputs`` inputs of a compiled function."""
     return tuple(container.storage[0] for container in function.input_storage[n_inputs:])
 
 
-def resident(function, array):
+def resident(function: Any, array: Array) -> Any:
     """Return what to pass for an array that stays the same over many calls of a compiled function.
 
-    For JAX a copy on its device, which it would make anew at each call; else the array itself.
+    JAX would copy the array to its device at each call, so for JAX this is a copy on the device.
+    For other backends it is the array itself.
     """
     if type(function.maker.linker).__name__ != "JAXLinker":
         return array
@@ -45,74 +113,88 @@ def resident(function, array):
     return jax.device_put(array)
 
 
-def loop_around(function, n_inputs: int, n_state: int, n_rows: int, gathers: list):
-    """Return the loop around a compiled step.
-
-    Parameters
-    ----------
-    function : compiled step
-    n_inputs, n_state, n_rows : int
-        Its inputs, and of these arrays of the state and groups of rows.
-    gathers : list
-        Batches that a loop of Numba's fetches: see `numba_loop`.
-    """
-    linker = type(function.maker.linker).__name__
+def loop_around(step: CompiledStep) -> Loop:
+    """Return the loop around a compiled step."""
+    linker = type(step.function.maker.linker).__name__
     if linker == "NumbaLinker":
         from pymc_sghmc.loops.numba_loop import numba_loop
 
-        compiled = numba_loop(function, n_state, n_rows, gathers)
-    elif linker == "JAXLinker":
-        compiled = _jax_loop(function)
-    else:
-        return _python_loop(function)
+        return _with_shared_values(numba_loop(step), step)
+    if linker == "JAXLinker":
+        return _with_shared_values(_jax_loop(step), step)
+    return _python_loop(step)
 
-    def loop(state, normals, rows, fixed):
-        return compiled(state, normals, rows, (*fixed, *shared_values(function, n_inputs)))
+
+def _with_shared_values(compiled: Any, step: CompiledStep) -> Loop:
+    """Pass the values that the model's shared variables have at each call."""
+    function = step.function
+    n_inputs = step.n_inputs
+
+    def loop(
+        state: tuple[Array, ...],
+        normals: Array,
+        rows: tuple[Array, ...],
+        fixed: tuple[Any, ...],
+    ) -> LoopResult:
+        everything = (*fixed, *shared_values(function, n_inputs))
+        return LoopResult(*compiled(state, normals, rows, everything))
 
     return loop
 
 
-def _python_loop(function):
-    def loop(state, normals, rows, fixed):
+def _python_loop(step: CompiledStep) -> Loop:
+    function = step.function
+
+    def loop(
+        state: Sequence[Array],
+        normals: Array,
+        rows: tuple[Array, ...],
+        fixed: tuple[Any, ...],
+    ) -> LoopResult:
         sums = np.zeros(3)
         logp = 0.0
+        made = 0
         for t in range(len(normals)):
-            *new, more = function(*state, normals[t], *(row[t] for row in rows), *fixed)
-            if not math.isfinite(more[0] + more[3]):
-                return state, t, *sums, logp
+            *new, outcome = function(*state, normals[t], *(row[t] for row in rows), *fixed)
+            if not math.isfinite(outcome[0] + outcome[3]):
+                break
             state = new
-            sums = sums + more[:3]
-            logp = more[3]
-        return state, len(normals), *sums, logp
+            sums = sums + outcome[:3]
+            logp = outcome[3]
+            made += 1
+        virial, square_norm, kinetic = sums
+        return LoopResult(state, made, virial, square_norm, kinetic, logp)
 
     return loop
 
 
-def _jax_loop(function):
-    """Compile the loop with JAX's scan: a step that isn't finite leaves the state as it was."""
+def _jax_loop(step: CompiledStep) -> Any:
+    """Compile the loop with JAX's scan: a step that is not finite leaves the state as it was."""
     import jax
     import jax.numpy as jnp
 
-    step = function.vm.jit_fn
+    step_function = step.function.vm.jit_fn
 
     @jax.jit
-    def scan(state, normals, rows, fixed):
-        def body(carry, inputs):
-            state, made, going, sums, logp = carry
-            normal, row = inputs
-            *new, more = step(*state, normal, *row, *fixed)
-            going = going & jnp.isfinite(more[0] + more[3])
-            state = tuple(jnp.where(going, a, b) for a, b in zip(new, state, strict=True))
-            logp = jnp.where(going, more[3], logp)
-            sums = sums + jnp.where(going, more[:3], 0.0)
-            return (state, made + going, going, sums, logp), None
+    def scan(state, normals, rows, fixed):  # type: ignore[no-untyped-def]
+        def body(carry, inputs):  # type: ignore[no-untyped-def]
+            state, made, is_going, sums, logp = carry
+            normals_of_step, rows_of_step = inputs
+            *new, outcome = step_function(*state, normals_of_step, *rows_of_step, *fixed)
+            is_going = is_going & jnp.isfinite(outcome[0] + outcome[3])
+            state = tuple(jnp.where(is_going, a, b) for a, b in zip(new, state, strict=True))
+            logp = jnp.where(is_going, outcome[3], logp)
+            sums = sums + jnp.where(is_going, outcome[:3], 0.0)
+            return (state, made + is_going, is_going, sums, logp), None
 
         start = (state, jnp.array(0), jnp.array(True), jnp.zeros(3), jnp.zeros(()))
         (state, made, _, sums, logp), _ = jax.lax.scan(body, start, (normals, rows))
         return state, made, sums, logp
 
-    def loop(state, normals, rows, fixed):
+    def loop(state, normals, rows, fixed):  # type: ignore[no-untyped-def]
         state, made, sums, logp = scan(state, normals, rows, fixed)
-        return tuple(map(np.array, state)), int(made), *np.asarray(sums).tolist(), float(logp)
+        virial, square_norm, kinetic = np.asarray(sums).tolist()
+        state = tuple(np.array(part) for part in state)
+        return state, int(made), virial, square_norm, kinetic, float(logp)
 
     return loop

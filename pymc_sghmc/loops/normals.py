@@ -1,20 +1,25 @@
-"""Standard normals: NumPy's own where they are few, a faster generator where they are many.
+"""Standard normals: NumPy's own if few are needed, a faster generator if many are.
 
-With hundreds of thousands of unknowns the noise costs more than the gradient: NumPy's normals take
-some 9 ns each. SplitMix64 and Box and Muller's transform, written so that the compiler finds vector
-instructions, take between 1 and 2 ns. Knows generators, no samplers.
+With hundreds of thousands of parameters the noise costs more than the gradient: NumPy's normals take
+about 9 ns each. SplitMix64 and the transform of Box and Muller take 1 to 2 ns, because they are
+written so that the compiler finds vector instructions.
 """
 
 import math
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+from pymc_sghmc.protocols import Array
 
 __all__ = ["box_muller", "fill_uniforms", "standard_normals"]
 
-MANY = 2**14  # normals, from which the transform pays
-HALF = 512  # numbers in half a block: short enough for the processor's first cache
+MANY = 2**14  # number of normals from which the transform is faster
+HALF = 512  # numbers in half a block, which fits into the processor's first cache
 GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's step of the counter
 ONE = 0x3FF0000000000000  # bits
 SQRT_HALF = 0x3FE6A09E667F3BCD
@@ -25,12 +30,13 @@ SIN = tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(6, -1, -1))  # 
 COS = tuple((-1) ** k / math.factorial(2 * k) for k in range(7, -1, -1))  # cos(a) by a²; |a| < π/4
 
 
-def standard_normals(rng: np.random.Generator, shape: tuple, dtype) -> np.ndarray:
-    """Draw standard normals; many at a time by `box_muller` where Numba is installed."""
+def standard_normals(rng: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    """Draw standard normals with a generator; many at a time by `box_muller` if Numba is installed."""
     size = math.prod(shape)
     compiled = _compiled() if size >= MANY else None
     if compiled is None:
-        return rng.standard_normal(shape, dtype=dtype)
+        few: Array = rng.standard_normal(shape, dtype=dtype)
+        return few
     normals = np.empty(-(-size // (2 * HALF)) * 2 * HALF)
     fill, transform = compiled
     seed = rng.integers(2**64, dtype=np.uint64)
@@ -39,7 +45,7 @@ def standard_normals(rng: np.random.Generator, shape: tuple, dtype) -> np.ndarra
     return normals[:size].reshape(shape).astype(dtype, copy=False)
 
 
-def fill_uniforms(out, seed):
+def fill_uniforms(out: npt.NDArray[np.float64], seed: np.uint64) -> None:
     """Fill an array with uniforms on [0, 1): SplitMix64 of a counter (Steele, Lea & Flood 2014)."""
     bits = out.view(np.uint64)
     counter = np.uint64(seed)
@@ -53,7 +59,7 @@ def fill_uniforms(out, seed):
         out[i] -= 1.0
 
 
-def box_muller(uniforms):
+def box_muller(uniforms: npt.NDArray[np.float64]) -> None:
     """Turn uniforms on [0, 1) into independent standard normals, in place.
 
     Of each block of 2 × `HALF` numbers the first half gives the radii √(−2 log(1 − u)), the second
@@ -89,20 +95,23 @@ def box_muller(uniforms):
                 cos = cos * angle * angle + c
             sin = sin * angle
             is_odd = (quarter == 1.0) | (quarter == 3.0)
-            x_part, y_part = (sin, cos) if is_odd else (cos, sin)
+            x_part = sin if is_odd else cos
+            y_part = cos if is_odd else sin
             first[i] = -radius * x_part if (quarter == 1.0) | (quarter == 2.0) else radius * x_part
             second[i] = -radius * y_part if quarter >= 2.0 else radius * y_part
 
 
 @cache
-def _compiled():
-    """Return both compiled by Numba, or None without it."""
+def _compiled() -> tuple[Callable[..., None], Callable[..., None]] | None:
+    """Return both functions compiled by Numba, or None without Numba."""
     try:
         from numba import njit
     except ImportError:
         return None
-    options = {"error_model": "numpy", "fastmath": {"contract"}}
+    options: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
     try:
-        return tuple(njit(cache=True, **options)(f) for f in (fill_uniforms, box_muller))
-    except RuntimeError:  # no folder to cache it in
-        return tuple(njit(**options)(f) for f in (fill_uniforms, box_muller))
+        cached = njit(cache=True, **options)
+        return cached(fill_uniforms), cached(box_muller)
+    except RuntimeError:  # there is no folder to store machine code in
+        uncached = njit(**options)
+        return uncached(fill_uniforms), uncached(box_muller)

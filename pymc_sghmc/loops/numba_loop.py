@@ -1,13 +1,16 @@
 """The loop around an inner step, compiled by Numba, and how it fetches the rows of a minibatch.
 
-Rows lie anywhere in memory, and waiting for them takes half of a step of logistic regression: the
-loop asks for each a few rows ahead. Imported where the backend is Numba, which it needs.
+The rows of a minibatch lie anywhere in memory, and waiting for them takes half the time of a step of
+logistic regression. Therefore the loop asks the processor for each row a few rows ahead. This file
+needs Numba, and is imported only if that is PyTensor's backend.
 """
 
 import math
 
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,15 +21,19 @@ from numba.extending import intrinsic
 from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_funcify_ensure_cache, numba_njit
 
+from pymc_sghmc.loops.backends import CompiledStep
+from pymc_sghmc.protocols import Array
+
 __all__ = ["numba_loop"]
 
-# a loop of other code isn't taken from the cache on disk, nor one of a module that has moved since:
-# Numba imports the module by its name when it loads what it kept
+# Part of the cache's key: a loop made from other code, or from a module that has been renamed, is
+# not taken from the cache. (Numba imports the module by its name when it loads a stored loop.)
 THIS_FILE = f"{__name__}\n{Path(__file__).read_text()}"
 AHEAD = 8  # rows
 LINE = 64  # bytes that a processor fetches at a time
 
-# not isfinite of a sum of both: LLVM may reorder sums here, and takes its x − x apart
+# Virial and log-density are tested one by one. The sum of both would not do: LLVM may reorder sums
+# in this code, and then the test of x − x for NaN is lost.
 SOURCE = """
 def inner_loop(state, normals, rows, fixed):
     virial = square_norm = kinetic = logp = 0.0
@@ -44,11 +51,10 @@ def inner_loop(state, normals, rows, fixed):
 """
 
 
-@intrinsic
-def prefetch(typing, array, offset):
-    """Ask for the cache line so many bytes from where an array begins."""
+def _prefetch(typing: Any, array: Any, offset: Any) -> Any:
+    """Ask for the cache line that is ``offset`` bytes behind the start of an array."""
 
-    def generate(context, builder, signature, args):
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         pointer = ir.IntType(8).as_pointer()
         number = ir.IntType(32)
@@ -61,8 +67,11 @@ def prefetch(typing, array, offset):
     return types.void(array, types.intp), generate
 
 
+prefetch: Any = intrinsic(_prefetch)
+
+
 @njit
-def gather_1(array, rows, dtype):
+def gather_1(array: Array, rows: Array, dtype: Any) -> Array:
     """``array[rows]`` of a vector."""
     n = rows.size
     out = np.empty(n, dtype)
@@ -73,7 +82,7 @@ def gather_1(array, rows, dtype):
 
 
 @njit
-def gather_2(array, rows, dtype):
+def gather_2(array: Array, rows: Array, dtype: Any) -> Array:
     """``array[rows]`` of a matrix."""
     n = rows.size
     d = array.shape[1]
@@ -90,41 +99,37 @@ def gather_2(array, rows, dtype):
 
 
 @njit
-def gather_any(array, rows, dtype):
+def gather_any(array: Array, rows: Array, dtype: Any) -> Array:
     """``array[rows]``."""
     return array[rows].astype(dtype)
 
 
-def numba_loop(function, n_state: int, n_rows: int, gathers: list):
-    """Compile the loop; it is cached where PyTensor caches the step, under a key from the step's.
+def numba_loop(step: CompiledStep) -> Callable[..., tuple[Any, ...]]:
+    """Compile the loop around a step.
 
-    Parameters
-    ----------
-    function : compiled step
-    n_state, n_rows : int
-        Arrays in the state, and groups of rows.
-    gathers : list of (int, int, int, str)
-        For each batch that the step takes: its place among the fixed inputs, its group of rows,
-        how many axes it has, and its dtype.
+    PyTensor stores the machine code of a step on disk. The loop is stored beside it, under a key
+    made from the step's.
     """
-    step, key = numba_funcify_ensure_cache(function.maker.fgraph)
-    batches = [
-        f"gather_{ndim if ndim in (1, 2) else 'any'}(fixed[{i}], rows[{k}][t], {dtype}_), "
-        for i, k, ndim, dtype in gathers
+    compiled, step_key = numba_funcify_ensure_cache(step.function.maker.fgraph)
+    fetched = [
+        f"gather_{rows.ndim if rows.ndim in (1, 2) else 'any'}"
+        f"(fixed[{rows.array}], rows[{rows.group}][t], {rows.dtype}_), "
+        for rows in step.fetched
     ]
-    rows = [f"rows[{k}][t], " for k in range(n_rows)]
-    source = SOURCE.format(n=n_state, inputs="".join(batches + rows))
+    rows_of_step = [f"rows[{group}][t], " for group in range(step.n_groups)]
+    source = SOURCE.format(n=step.n_state, inputs="".join(fetched + rows_of_step))
     names = {
         "__name__": __name__,
-        "step": step,
+        "step": compiled,
         "isfinite": math.isfinite,
         "gather_1": gather_1,
         "gather_2": gather_2,
         "gather_any": gather_any,
-        **{f"{dtype}_": np.dtype(dtype).type for *_, dtype in gathers},
+        **{f"{rows.dtype}_": np.dtype(rows.dtype).type for rows in step.fetched},
     }
     cache_key = None
-    if key is not None:
-        cache_key = sha256(f"{THIS_FILE}{n_state} {n_rows} {gathers} {key}".encode()).hexdigest()
+    if step_key is not None:
+        text = f"{THIS_FILE}{step.n_state} {step.n_groups} {step.fetched} {step_key}"
+        cache_key = sha256(text.encode()).hexdigest()
     loop = compile_numba_function_src(source, "inner_loop", names, cache_key=cache_key)
-    return numba_njit(loop, final_function=True, cache=key is not None)
+    return numba_njit(loop, final_function=True, cache=step_key is not None)

@@ -128,7 +128,7 @@ class DrawLoop:
     def __init__(self, sampler, tuner, n_steps, schedule, varies):
         self.init = sampler.init
         self.restart_every = sampler.restart_every
-        self.loops = InnerLoops(sampler.update, type(sampler).__name__, reports=n_steps == 1)
+        self.loops = InnerLoops(sampler.update, type(sampler).__name__, with_logp=n_steps == 1)
         self.tuner = tuner
         self.n_steps = n_steps
         self.schedule = schedule
@@ -179,7 +179,7 @@ class DrawLoop:
             draw.phase = phase
             n = self._n_alike(n_steps - draw.n_steps, chain.n_updates)
             ends = draw.n_steps + n == n_steps
-            done = self.loops(draw.state, n, rng, target, draw.settings, reports=ends)
+            done = self.loops(draw.state, n, rng, target, draw.settings, with_logp=ends)
             chain.n_updates += done.n_steps
             draw.add(done)
             if done.failed is not None:

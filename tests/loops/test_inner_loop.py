@@ -23,9 +23,9 @@ from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
 from pymc_sghmc.gradients.noise import noise_covariance
 from pymc_sghmc.gradients.target import Target
-from pymc_sghmc.loops import inner_loop
+from pymc_sghmc.loops import inner_loops
 from pymc_sghmc.loops import normals as noise
-from pymc_sghmc.loops.inner_loop import InnerLoop, Replay
+from pymc_sghmc.loops.inner_loops import InnerLoop, Replay
 from pymc_sghmc.samplers import sghmc
 from pymc_sghmc.step.step import StochasticGradientStep
 
@@ -176,7 +176,7 @@ def test_steps_end_before_the_first_that_is_not_finite(model, mode):
     state = sampler.cls.init(np.zeros(3), 0.004, None)
     settings = settings_of(sampler)
     target = target_of(gradient)
-    loop = InnerLoop(sampler.update, state, target, settings, {"mode": mode}, reports=True)
+    loop = InnerLoop(sampler.update, state, target, settings, {"mode": mode}, with_logp=True)
 
     def run(rng):
         with np.errstate(invalid="ignore"):
@@ -221,7 +221,7 @@ def test_steps_end_where_the_density_does_although_its_gradient_is_finite(mode):
     step.begin_chain(np.random.default_rng(0))
     point = {"x": np.zeros(1)}
     [loop] = step.draws.loops._loops.values()
-    assert loop.reports
+    assert loop.has_logp
     for k in range(4):  # each step goes up by 0.3
         point, [stats] = step.step(point)
         np.testing.assert_allclose(stats["minibatch_logp"], 3 * 0.3 * k)
@@ -237,7 +237,7 @@ def test_blocks_of_random_numbers_join(model, monkeypatch):
     sampler, target, again = SAMPLERS[1], target_of(gradient), target_of(gradient)
     state, settings = sampler.cls.init(np.zeros(3), 0.004, None), settings_of(sampler)
     loop = InnerLoop(sampler.update, state, target, settings, FAST)
-    monkeypatch.setattr(inner_loop, "BLOCK_BYTES", 3 * 8 * 23)
+    monkeypatch.setattr(inner_loops, "BLOCK_BYTES", 3 * 8 * 23)
     rng = np.random.default_rng(2)
     found = loop(state, 7, rng, target, settings)
     expected, rng = state, np.random.default_rng(2)
@@ -377,7 +377,7 @@ def test_nothing_is_compiled_once_the_step_is_there(model, monkeypatch, settings
     with model:
         step = SGHMC(batch_size=20, compile_kwargs=FAST, **settings)
         lazy = SGLD(batch_size=20, compile_kwargs=FAST)
-    monkeypatch.setattr(inner_loop, "compile", None)
+    monkeypatch.setattr(inner_loops, "compile", None)
     assert draws(step, 3).shape == (3, 3)
     lazy.draws.loops._loops.clear()
     with pytest.raises(TypeError, match="NoneType"):  # it would have shown
@@ -446,7 +446,7 @@ def test_each_kind_of_gradient_and_setting_has_its_own_loop(model):
         target.begin_draw(chain, chain.mean)
         for beta_hat in (0.0, np.zeros(3)):
             settings = {"learning_rate": 0.01, "friction": 0.1, "noise_estimate": beta_hat}
-            loops.add(step.draws.loops._find(chain.state, target, settings | {"temperature": 1.0}))
+            loops.add(step.draws.loops.find(chain.state, target, settings | {"temperature": 1.0}))
     assert len(loops) == 4 and None not in loops
 
 
@@ -526,7 +526,7 @@ def test_two_vectors_of_normals_in_a_step_are_two(model, mode):
     settings |= {"learning_rate": 1e-9}
     rest = sghmc.SGHMCState(np.zeros(3), np.zeros(3))
     moved = [
-        loop.one_step(rest, np.random.default_rng(seed), target, settings)[0][1]
+        loop.one_step(rest, np.random.default_rng(seed), target, settings).state.momentum
         for seed in range(2000 if mode != "JAX" else 500)
     ]
     variance = np.mean(np.square(moved)) / (0.3 * 1e-9 * 0.7)
