@@ -1,24 +1,25 @@
-"""Gibbs steps for Gamma-distributed unknowns, such as the precisions in the papers' experiments.
+"""Gibbs steps for Gamma-distributed parameters, such as the precisions in the papers' experiments.
 
-Knows PyMC's step protocol; what makes a conditional Gamma, and how it is found, is in
-`conditional`.
+This file has PyMC's step protocol. How a Gamma distribution is recognised is in `conditional`.
 """
 
 import logging
 
+from collections.abc import Sequence
 from dataclasses import field
+from typing import Any
 
 import numpy as np
 
 from pymc.exceptions import SamplingError
-from pymc.model import modelcontext
+from pymc.model import Model, modelcontext
 from pymc.step_methods.compound import Competence, StepMethodState
 from pymc.step_methods.state import dataclass_state
 from pymc.util import get_random_generator
 
 from pymc_sghmc.checks import continuous_variables, starting_point
 from pymc_sghmc.compat import ChainSetup
-from pymc_sghmc.exact.conditional import Conditional, NotFinite
+from pymc_sghmc.exact.conditional import Conditional, NotFinite, Point
 from pymc_sghmc.exceptions import SamplingStopped
 from pymc_sghmc.runs.shared_arrays import ByHandle
 
@@ -29,58 +30,69 @@ _log = logging.getLogger(__name__)
 
 @dataclass_state
 class GammaGibbsState(StepMethodState):
-    """What a chain needs to go on exactly where it was."""
+    """What a chain needs to continue exactly where it was."""
 
-    names: list = field(metadata={"frozen": True})
+    names: list[str] = field(metadata={"frozen": True})
     n_draws: int
     tune: bool
 
 
 class GammaGibbs(ByHandle, ChainSetup):
-    r"""Draw unknowns from their full conditionals, which are Gamma distributions.
+    r"""Draw parameters from their full conditionals, which must be Gamma distributions.
+
+    The full conditional of a parameter is its posterior when all other parameters are held fixed.
+    If it is a Gamma distribution, this step draws from it directly, so there is nothing to tune:
 
     .. math:: \lambda \mid \text{rest} \sim \text{Gamma}(a, b), \qquad
               \lambda \frac{\partial}{\partial \lambda} \log p(\lambda \mid \text{rest})
               = (a - 1) - b \lambda
 
-    Chen et al. (2014) [1]_ alternate it with SGHMC for the precisions of Gaussian priors (their
-    section 4 and Appendix H). Shape and rate come from the model itself, from two gradients for
-    each unknown, so that any conjugate pair will do: precisions of normal priors and likelihoods,
-    rates of Poisson, exponential and Gamma ones, in any parametrisation. At every draw a third
-    gradient and the density check that the conditional is Gamma.
+    Typical cases are precisions of normal distributions and rates of Poisson, exponential and Gamma
+    distributions, with a Gamma prior, in any parametrisation. The step finds the shape a and the
+    rate b from two gradients of the model. At every draw, a third gradient and the density check
+    that the conditional is a Gamma distribution. Chen et al. (2014) [1]_ alternate such draws with
+    SGHMC for the precisions of Gaussian priors (their section 4 and Appendix H).
 
     Parameters
     ----------
-    vars : list
-        Unknowns to draw, one after another. Vectors and matrices are drawn in one go: their entries
-        must be independent, given all else.
+    vars : variable, or list of variables
+        Parameters to draw, one after another. The entries of a vector or matrix are drawn together,
+        and must be independent of each other given all other parameters.
     model : pm.Model, optional
-        Default: the model of the context.
+        The model to sample. Default: the model whose ``with`` block the step is made in.
     rng : numpy.random.Generator or int, optional
-        ``pm.sample(random_seed=...)`` replaces it.
+        Source of random numbers, for a step that is used without ``pm.sample``, which replaces it
+        by generators from its own ``random_seed``. Default: a new generator.
     initial_point : dict, optional
-        Where the conditionals are checked before sampling; default: the model's initial point.
+        Values of parameters on PyMC's unconstrained scale, at which the conditionals are checked
+        before sampling. Default: the model's initial point.
     compile_kwargs : dict, optional
-        Keyword arguments of ``pymc.pytensorf.compile``, such as ``{"mode": "NUMBA"}``.
+        Keyword arguments of ``pymc.pytensorf.compile``, such as ``{"mode": "NUMBA"}``. Default:
+        PyMC's.
     blocked : bool, default True
-        One step for all unknowns. ``False`` makes one step for each, to the same effect.
+        Whether one step draws all parameters. ``False`` makes one step for each, to the same
+        effect.
 
     Raises
     ------
     ValueError
-        If the full conditional of an unknown isn't Gamma, or depends on a minibatch: a Gibbs step
-        reads all rows. Where this shows for some values of the other unknowns only, the chain stops
-        there: with a ``SamplingError`` while tuning, later as at an interruption, with an error in
-        the log and the draws made so far, which then aren't draws of the posterior.
+        If the full conditional of a parameter is not a Gamma distribution, or depends on a
+        minibatch: a Gibbs step needs all rows.
+    SamplingError
+        If this shows only at some values of the other parameters, and such values come up. While
+        tuning, the run ends with this error. After tuning, the chain stops as if it were
+        interrupted: the error is logged, and the draws made so far are kept, but they are not draws
+        of the posterior.
 
     Notes
     -----
-    Costs four gradients of the terms in which the unknown appears: no rows of the data for the
-    precision of a prior. For that of a likelihood it is four passes over all data, and `SGHMC`
-    beside it takes plain minibatches, as control variates need a likelihood that only `SGHMC`
-    moves: leave such a precision to `SGHMC`.
+    A draw costs four gradients of those terms of the log-density that contain the parameter. For the
+    precision of a prior, these terms have no rows of the data. For the precision of a likelihood, a
+    draw is four passes over all data. Moreover, control variates need a likelihood in which only
+    `SGHMC` changes a parameter, so that `SGHMC` beside this step has noisier gradients. Therefore
+    leave the precision of a likelihood to `SGHMC`.
 
-    The conditional is that at temperature 1.
+    The conditional is that at temperature 1, whatever temperature other steps have.
 
     References
     ----------
@@ -88,7 +100,7 @@ class GammaGibbs(ByHandle, ChainSetup):
 
     Examples
     --------
-    The precision of 50 groups' effects; that of the rows is left to `SGHMC`:
+    The precision of the effects of 50 groups. That of the rows is left to `SGHMC`:
 
     >>> import numpy as np, pymc as pm
     >>> from pymc_sghmc import SGHMC, GammaGibbs
@@ -109,19 +121,19 @@ class GammaGibbs(ByHandle, ChainSetup):
 
     name = "gamma_gibbs"
     default_blocked = True
-    stats_dtypes_shapes = {}
+    stats_dtypes_shapes: dict[str, Any] = {}
     _state_class = GammaGibbsState
 
     def __init__(
         self,
-        vars,
+        vars: Any,
         *,
-        model=None,
-        rng=None,
-        initial_point=None,
-        compile_kwargs=None,
-        blocked=True,
-    ):
+        model: Model | None = None,
+        rng: np.random.Generator | int | None = None,
+        initial_point: dict[str, Any] | None = None,
+        compile_kwargs: dict[str, Any] | None = None,
+        blocked: bool = True,
+    ) -> None:
         model = modelcontext(model)
         self.vars = continuous_variables(vars, model, type(self).__name__)
         self.names = [var.name for var in self.vars]
@@ -130,26 +142,17 @@ class GammaGibbs(ByHandle, ChainSetup):
         self.begin_chain(get_random_generator(rng))
         points = _points_to_check(model, initial_point)
         for conditional in self.conditionals:
-            errors = []
-            for point in points:
-                try:
-                    conditional.shape_and_rate(point)
-                except NotFinite as error:
-                    errors.append(error)  # the chain may start elsewhere
-                except SamplingError as error:
-                    raise ValueError(str(error)) from None
-            if len(errors) == len(points):
-                raise ValueError(str(errors[-1]))
+            _check(conditional, points)
 
-    def begin_chain(self, rng):
+    def begin_chain(self, rng: np.random.Generator) -> None:
         """Start a chain."""
         self.rng = rng
         self.n_draws = 0
         self.tune = True
 
-    def step(self, point):
-        """Draw each unknown given all others, the ones just drawn included."""
-        n = self.n_draws  # a state saved in the middle of a draw is of no draw
+    def step(self, point: Point) -> tuple[Point, list[dict[str, Any]]]:
+        """Draw each parameter given all others, including those just drawn."""
+        n = self.n_draws  # −1 meanwhile: a state saved in the middle of a draw is of no draw
         self.n_draws = -1
         point = dict(point)
         for conditional in self.conditionals:
@@ -164,18 +167,36 @@ class GammaGibbs(ByHandle, ChainSetup):
         return point, [{}]
 
     @staticmethod
-    def competence(var, has_grad):
+    def competence(var: Any, has_grad: bool) -> Competence:
         """Never assigned to a variable by PyMC itself."""
         return Competence.INCOMPATIBLE
 
 
-def _points_to_check(model, initial_point):
-    """Return a point near the initial one, with the same signs, and that one: much may be zero there."""
+def _check(conditional: Conditional, points: Sequence[Point]) -> None:
+    """Raise ``ValueError`` if a conditional is not a Gamma distribution at one of some points."""
+    errors = []
+    for point in points:
+        try:
+            conditional.fit(point)
+        except NotFinite as error:
+            errors.append(error)  # the chain may start elsewhere
+        except SamplingError as error:
+            raise ValueError(str(error)) from None
+    if len(errors) == len(points):
+        raise ValueError(str(errors[-1]))
+
+
+def _points_to_check(model: Model, initial_point: dict[str, Any] | None) -> tuple[Point, Point]:
+    """Return a point near the initial one, and that one.
+
+    Many values are zero at the initial point, where conditionals may look like other ones. Values of
+    the first point are not, and otherwise they keep their sign.
+    """
     point = starting_point(model, initial_point)
     rng = np.random.default_rng(0)
     near = {}
-    for name, value in point.items():
-        value = np.asarray(value)
+    for name, initial_value in point.items():
+        value = np.asarray(initial_value)
         if value.dtype.kind == "f":
             normals = rng.normal(size=value.shape)
             factors = rng.uniform(0.5, 1.5, value.shape)
