@@ -99,8 +99,7 @@ class GammaFit(NamedTuple):
         """
         uniform = 1 - rng.random(self.shape.shape)  # above zero
         gamma = rng.gamma(self.shape + 1)
-        logarithm: Array = np.log(gamma) + np.log(uniform) / self.shape - np.log(self.rate)
-        return logarithm
+        return np.log(gamma) + np.log(uniform) / self.shape - np.log(self.rate)
 
 
 class Conditional:

@@ -1,12 +1,14 @@
-"""What tuning learns for Hamiltonian samplers: the inverse Hessian C, and when trajectories turn.
+"""What tuning learns for QNHMC: the inverse Hessian C, and when trajectories turn back.
 
-Knows quasi-Newton estimates; knows no PyMC and no step sizes.
+At first C follows each trajectory by BFGS. Then it is estimated anew at the end of each window of
+draws, and windows become longer.
 """
 
 import math
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,89 +16,128 @@ from scipy.linalg import LinAlgError
 from scipy.sparse.linalg import ArpackError
 
 from pymc_sghmc.exact.quasi_newton import (
+    CurvaturePair,
     Dense,
+    Matrix,
     bfgs,
     guarded,
     identity,
     lbfgs,
     multisecant,
-    stiffest,
+    of_largest_curvatures,
 )
+from pymc_sghmc.protocols import Array
 
-__all__ = ["Curvature", "begin", "follow", "gather"]
+__all__ = ["Curvature", "Moments", "begin", "follow", "gather"]
 
-# Draws in the first window; each window is twice as long as the one before. A diagonal takes few
-# draws, a matrix more, which BFGS follows meanwhile.
+# Draws in the first window; each window is twice as long as the one before. A diagonal needs few
+# draws. A matrix needs more, and BFGS follows them meanwhile.
 FIRST_WINDOW = {"dense": 100, "limited": 25}
-LONGEST_WINDOW = 1600  # more draws would cost memory and tell little
+LONGEST_WINDOW = 1600  # more draws would cost memory and add little
 # Draws that dense BFGS follows before the windows begin. While it follows, acceptance is lower than
-# with the same C at rest, so that it must end some time before tuning for the step size to grow.
-DRAWS_PER_UNKNOWN = 3
+# with the same C at rest, so it must end some time before tuning does, for the step size to grow.
+DRAWS_PER_PARAMETER = 3
 MOST_FOLLOWED = 600
-LEAST_TIME = 1.0  # a turn sooner than this says that C is wrong, not that trajectories are short
+LEAST_TIME = 1.0  # an earlier turn means that C is wrong, not that trajectories are short
+
+Path = Sequence[tuple[Array, Array]]  # (position, gradient of log p) along a trajectory
+
+
+class Moments(NamedTuple):
+    """Welford's number, mean and sum of squared deviations, in O(d) memory."""
+
+    n: int
+    mean: Array  # of positions and gradients, (2, d)
+    squares: Array  # (2, d)
+
+    @classmethod
+    def none(cls, d: int) -> "Moments":
+        """Return the moments of no draws."""
+        return cls(0, np.zeros((2, d)), np.zeros((2, d)))
+
+    def with_draw(self, draw: Array) -> "Moments":
+        """Return the moments with one more draw."""
+        change = draw - self.mean
+        mean = self.mean + change / (self.n + 1)
+        return Moments(self.n + 1, mean, self.squares + change * (draw - mean))
 
 
 class Curvature(NamedTuple):
-    """C, and what the next estimate will be made of."""
+    """C, and what the next estimate will be made of. Its functions return a new one."""
 
-    inverse_hessian: Any  # C, Dense or LowRank
+    inverse_hessian: Matrix  # C
     memory: int | None  # m of limited memory; None is dense BFGS
     for_ever: bool  # whether C follows the trajectories without an end, as in the paper
-    pairs: tuple = ()  # the last m pairs (s, y), for limited memory
+    pairs: tuple[CurvaturePair, ...] = ()  # the last m, for limited memory
     kept: int = 0  # pairs so far
     skipped: int = 0
     n_draws: int = 0
     window: int = 0  # draws in the present window; 0 while C follows each trajectory
-    draws: Any = ()  # (position, gradient) of the window, or for limited memory their moments
-    turns: tuple = ()  # times at which trajectories turned back
-    turning_time: float = math.pi  # their mean; π if C is right, on a Gaussian of many unknowns
+    draws: tuple[Array, ...] = ()  # (position, gradient), (2, d), of the window, for a dense C
+    moments: Moments | None = None  # of these, for limited memory
+    turns: tuple[float, ...] = ()  # times at which trajectories of the window turned back
+    turning_time: float = math.pi  # their mean; π if C is right, on a Gaussian of many parameters
 
 
-def begin(d, memory, for_ever) -> Curvature:
+def begin(d: int, memory: int | None, for_ever: bool) -> Curvature:
     """Start from C = I (Algorithm 2, input)."""
     return Curvature(identity(d, dense=memory is None), memory, for_ever)
 
 
-def follow(curvature, path, accepted) -> Curvature:
-    """Refresh C from the pairs of an accepted trajectory (Algorithm 2, lines 7, 12, 16, 22).
+def follow(curvature: Curvature, path: Path, accepted: bool) -> Curvature:
+    """Update C from the pairs of an accepted trajectory (Algorithm 2, lines 7, 12, 16, 22).
 
-    ``path`` holds (position, gradient of log p) from start to end.
+    ``path`` has (position, gradient of log p) from start to end.
     """
     c = curvature._replace(n_draws=curvature.n_draws + 1)
     if accepted:
         c = _with_pairs(c, path)
+    if c.for_ever:
+        return c
     if c.memory is None:
         window = FIRST_WINDOW["dense"]
-        needed = min(DRAWS_PER_UNKNOWN * path[0][0].size, MOST_FOLLOWED)
-        enough = c.n_draws >= max(window, needed)
+        d = path[0][0].size
+        n_followed = max(window, min(DRAWS_PER_PARAMETER * d, MOST_FOLLOWED))
     else:
-        window = FIRST_WINDOW["limited"]
-        enough = c.n_draws >= window
-    return c._replace(window=window) if enough and not c.for_ever else c
+        window = n_followed = FIRST_WINDOW["limited"]
+    return c._replace(window=window) if c.n_draws >= n_followed else c
 
 
-def gather(curvature, position, gradient_at_it, gradient, turn=None) -> Curvature:
-    """Take a draw into the window; at its end, C anew from all of them, and a new window.
+def gather(
+    curvature: Curvature,
+    position: Array,
+    gradient_at_it: Array,
+    gradient: Callable[[Array], Array],
+    turn: float | None = None,
+) -> Curvature:
+    """Add a draw to the window. At its end, estimate C anew from all draws and begin a new window.
 
-    ``gradient`` is ∇log p, for the curvature pairs of limited memory.
+    Parameters
+    ----------
+    curvature : Curvature
+        C, and the present window.
+    position, gradient_at_it : array of shape (d,)
+        The draw, and ∇log p there.
+    gradient : callable
+        ∇log p, for the curvature pairs of limited memory.
+    turn : float, optional
+        Time at which the draw's trajectory turned back.
     """
     c = curvature._replace(n_draws=curvature.n_draws + 1)
+    if turn is not None:
+        c = c._replace(turns=(*c.turns, turn))
     draw = np.stack([position, gradient_at_it])
-    draws = (*c.draws, draw) if c.memory is None else _with_moments(c.draws, draw)
-    c = c._replace(draws=draws, turns=c.turns if turn is None else (*c.turns, turn))
-    n = len(draws) if c.memory is None else draws[0]
+    if c.memory is None:
+        c = c._replace(draws=(*c.draws, draw))
+        n = len(c.draws)
+    else:
+        moments = (c.moments or Moments.none(position.size)).with_draw(draw)
+        c = c._replace(moments=moments)
+        n = moments.n
     if n < c.window:
         return c
     try:
-        if c.memory is None:
-            positions, gradients = np.moveaxis(np.array(draws), 1, 0)
-            C = multisecant(c.inverse_hessian, positions, gradients)
-            kept = len(draws)
-        else:
-            _, (centre, _), squares = draws
-            variances = np.sqrt(np.maximum(squares[0], 1e-300) / np.maximum(squares[1], 1e-300))
-            C = stiffest(gradient, centre, variances, c.memory)
-            kept = C.values.size
+        C, kept = _estimate_of_window(c, gradient)
     except (LinAlgError, ArithmeticError, ArpackError):  # a gradient that is zero or not finite
         C = c.inverse_hessian
         kept = 0
@@ -106,54 +147,55 @@ def gather(curvature, position, gradient_at_it, gradient, turn=None) -> Curvatur
         kept=c.kept + kept,
         window=min(2 * c.window, LONGEST_WINDOW),
         draws=(),
+        moments=None,
         turns=(),
         turning_time=time,
     )
 
 
-def _with_pairs(c, path):
-    """C with the pairs of one trajectory; C as it was where round-off makes it indefinite."""
-    d = path[0][0].size
-    C = c.inverse_hessian
-    B = c.inverse_hessian.matrix if c.memory is None else None
-    pairs = list(c.pairs)
-    kept = 0
-    skipped = 0
+def _estimate_of_window(c: Curvature, gradient: Callable[[Array], Array]) -> tuple[Matrix, int]:
+    """Return C from the draws of a window, and the number of its curvature pairs."""
+    if c.memory is None:
+        assert isinstance(c.inverse_hessian, Dense)
+        positions, gradients = np.moveaxis(np.array(c.draws), 1, 0)
+        return multisecant(c.inverse_hessian, positions, gradients), len(c.draws)
+    assert c.moments is not None
+    of_positions, of_gradients = np.maximum(c.moments.squares, 1e-300)
+    variances = np.sqrt(of_positions / of_gradients)
+    C = of_largest_curvatures(gradient, c.moments.mean[0], variances, c.memory)
+    return C, C.values.size
+
+
+def _with_pairs(c: Curvature, path: Path) -> Curvature:
+    """Return C with the pairs of one trajectory, or the present C if round-off makes it indefinite."""
+    pairs = []
     for (theta, grad), (new_theta, new_grad) in pairwise(path):
-        s = new_theta - theta  # y of U = −log p
-        y = grad - new_grad
-        pair = guarded(C, s, y)
-        if pair is None:
-            skipped += 1
-            continue
-        s, y = pair
-        if c.memory is None:
-            B = bfgs(B, s, y)
-        else:
-            pairs = [*pairs, (s, y)][-c.memory :]
-        kept += 1
+        pair = guarded(c.inverse_hessian, s=new_theta - theta, y=grad - new_grad)  # of U = −log p
+        if pair is not None:
+            pairs.append(pair)
+    n_pairs = len(path) - 1
     try:
         if c.memory is None:
-            C = Dense.of(B)
-        elif pairs:
-            S, Y = np.stack(pairs, axis=-1)
-            s, y = pairs[-1]
-            # B₀ between the inverse curvatures along s and along y, where Nocedal & Wright (2006,
-            # eq. 7.20) take the latter: scales come up sooner from above than from below.
-            C = lbfgs(np.full(d, np.linalg.norm(s) / np.linalg.norm(y)), S, Y)
+            assert isinstance(c.inverse_hessian, Dense)
+            B = c.inverse_hessian.matrix
+            for pair in pairs:
+                B = bfgs(B, pair.s, pair.y)
+            c = c._replace(inverse_hessian=Dense.of(B))
+        else:
+            remembered = (*c.pairs, *pairs)[-c.memory :]
+            if remembered:
+                c = c._replace(inverse_hessian=_of_pairs(remembered), pairs=remembered)
     except LinAlgError:
-        return c._replace(skipped=c.skipped + kept + skipped)
-    return c._replace(
-        inverse_hessian=C,
-        pairs=tuple(pairs),
-        kept=c.kept + kept,
-        skipped=c.skipped + skipped,
-    )
+        return c._replace(skipped=c.skipped + n_pairs)
+    return c._replace(kept=c.kept + len(pairs), skipped=c.skipped + n_pairs - len(pairs))
 
 
-def _with_moments(moments, draw):
-    """Welford's number, means and sums of squares, of position and gradient, in O(d)."""
-    n, mean, squares = moments or (0, np.zeros_like(draw), np.zeros_like(draw))
-    change = draw - mean
-    mean = mean + change / (n + 1)
-    return n + 1, mean, squares + change * (draw - mean)
+def _of_pairs(pairs: tuple[CurvaturePair, ...]) -> Matrix:
+    """Return limited-memory BFGS of some pairs.
+
+    B₀ lies between the inverse curvatures along s and along y. Nocedal & Wright (2006, eq. 7.20)
+    take the latter, but scales become right sooner from above than from below.
+    """
+    S, Y = np.stack(pairs, axis=-1)
+    s, y = pairs[-1]
+    return lbfgs(np.full(s.size, np.linalg.norm(s) / np.linalg.norm(y)), S, Y)

@@ -1,23 +1,47 @@
-"""The leapfrog integrator of QNHMC's dynamics, eq. 7 of Fu, Luo & Zhang (2016), and the Metropolis test.
-
-Knows matrices by their products, no PyMC and no samplers.
-"""
+"""The leapfrog integrator of QNHMC's dynamics, eq. 7 of Fu, Luo & Zhang (2016), and the Metropolis test."""
 
 import math
 
-__all__ = ["LARGEST_ERROR", "leapfrog", "metropolis"]
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pymc_sghmc.exact.quasi_newton import Matrix
+from pymc_sghmc.protocols import Array
+
+__all__ = ["LARGEST_ERROR", "Density", "LeapfrogStep", "leapfrog", "metropolis"]
+
+Density = Callable[[Array], tuple[float, Array]]  # log p and its gradient at a position
 
 LARGEST_ERROR = 1000.0  # of the energy; more is a divergence, as in PyMC's HMC (its Emax)
 
 
-def leapfrog(position, momentum, gradient, density, step_size, inverse_hessian, mass):
-    r"""Yield (position, momentum, log p, gradient of log p) after each step of eq. 7.
+class LeapfrogStep(NamedTuple):
+    """Where a leapfrog step ends."""
+
+    position: Array  # q, (d,)
+    momentum: Array  # p, (d,)
+    logp: float
+    gradient: Array  # of log p, (d,)
+
+
+def leapfrog(
+    position: Array,
+    momentum: Array,
+    gradient: Array,
+    density: Density,
+    step_size: float,
+    inverse_hessian: Matrix,
+    mass: Matrix,
+) -> Iterator[LeapfrogStep]:
+    r"""Yield one leapfrog step of eq. 7 after another, without end.
 
         dθ/dt = C M⁻¹ p,        dp/dt = −C ∇U(θ)
 
-    from ``position`` and ``momentum``, for ever. Reversible and volume preserving for any symmetric
-    C that is constant along the trajectory. ``density`` gives log p and its gradient. With M = C, C
-    M⁻¹ is 1 and a step takes one product with C.
+    The trajectory starts at ``position`` and ``momentum``, and ``gradient`` is that of log p there.
+    It is reversible and preserves volume for any symmetric C that is constant along it. With M = C,
+    C M⁻¹ is 1, and a step takes one product with C.
     """
     q = position
     p = momentum
@@ -31,13 +55,20 @@ def leapfrog(position, momentum, gradient, density, step_size, inverse_hessian, 
         logp, gradient = density(q)
         force = C.product(gradient)
         p = p + epsilon / 2 * force  # lines 11 and 15
-        yield q, p, logp, gradient
+        yield LeapfrogStep(q, p, logp, gradient)
 
 
-def metropolis(E0, E1, rng):
-    """Accept with probability min{1, exp(E₀ − E₁)}, never after a divergence: answer and statistics.
+def metropolis(E0: float, E1: float, rng: np.random.Generator) -> tuple[bool, dict[str, Any]]:
+    """Accept with probability min{1, exp(E₀ − E₁)}, never after a divergence.
 
-    Algorithm 2, line 19, prints exp(E₁ − E₀).
+    Algorithm 2, line 19, prints exp(E₁ − E₀), with the wrong sign.
+
+    Returns
+    -------
+    bool
+        Whether the proposal is accepted.
+    dict
+        Statistics of the draw.
     """
     error = E1 - E0
     diverging = not abs(error) <= LARGEST_ERROR

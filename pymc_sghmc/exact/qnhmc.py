@@ -8,8 +8,9 @@ Algorithm 2, with C an estimate of the inverse Hessian of U that is fixed within
     p ← p − ½ε C ∇U(q);  L times: q ← q + ε C M⁻¹ p, p ← p − ε C ∇U(q), the last one halved
     accept q with probability min{1, exp(E₀ − E₁)}
 
-The paper prints exp(E₁ − E₀). With p = C p̃ this is HMC of inverse mass C M⁻¹ C: M = C makes it C,
-M = I makes it C². Exact for any C and M that don't depend on the chain's position.
+The paper prints exp(E₁ − E₀), with the wrong sign. With p = C p̃ this is HMC with inverse mass
+C M⁻¹ C: M = C makes it C, and M = I makes it C². The sampler is exact for any C and M that do not
+depend on the chain's position.
 """
 
 import math
@@ -17,48 +18,86 @@ import warnings
 
 from collections import deque
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+
+from numpy.typing import ArrayLike
+from pymc.model import Model
 
 from pymc_sghmc.checks import positive_root, whole_steps
 from pymc_sghmc.exact import curvature as curvatures
 from pymc_sghmc.exact import trajectories
-from pymc_sghmc.exact.leapfrog import LARGEST_ERROR, leapfrog, metropolis
-from pymc_sghmc.exact.quasi_newton import Dense, diagonal, identity
+from pymc_sghmc.exact.leapfrog import LARGEST_ERROR, Density, leapfrog, metropolis
+from pymc_sghmc.exact.quasi_newton import MAX_EXACT, Dense, Matrix, diagonal, identity
 from pymc_sghmc.exact.step import HamiltonianStep
+from pymc_sghmc.protocols import Array
 
 __all__ = ["QNHMC", "QNHMCState", "init", "update"]
 
-# Unknowns up to which B is a matrix: its O(d²) product costs less than most gradients.
+# Number of parameters up to which B is a matrix: its O(d²) product costs less than most gradients.
 MAX_DENSE = 1000
 # m of limited memory: O(md) stays below a fifth of a gradient of 1 ms at d = 5,000.
 MEMORY = 10
-# Unknowns up to which eigenvalues are those of each draw's C; above, of up to so many draws ago.
-MAX_EXACT = 200
+# While a C of more than `MAX_EXACT` rows follows each draw, its eigenvalues are computed once in so
+# many draws.
 MAX_STALE = 20
 
 
 class QNHMCState(NamedTuple):
     """State of QNHMC."""
 
-    position: np.ndarray  # θ, (d,)
-    gradient: np.ndarray  # ∇log p(θ), (d,)
+    position: Array  # θ, (d,)
+    gradient: Array  # ∇log p(θ), (d,)
     logp: float
 
 
-def init(position, density):
+def init(position: Array, density: Density) -> QNHMCState:
     """State at ``position``; ``density`` gives log p and its gradient."""
     logp, gradient = density(position)
     return QNHMCState(position, gradient, logp)
 
 
-def update(state, density, step_size, rng, *, inverse_hessian, mass, n_steps, path=None, follow=0):
+def update(
+    state: QNHMCState,
+    density: Density,
+    step_size: float,
+    rng: np.random.Generator,
+    *,
+    inverse_hessian: Matrix,
+    mass: Matrix,
+    n_steps: int,
+    path: deque[tuple[Array, Array]] | list[tuple[Array, Array]] | None = None,
+    follow: int = 0,
+) -> tuple[QNHMCState, dict[str, Any], float | None]:
     """Algorithm 2 of Fu et al. (2016), lines 3 to 23 without those that refresh B.
 
-    (position, gradient) of the trajectory are appended to ``path``, if there is one. ``follow``
-    further steps are taken at most, without a bearing on the draw, to see when the trajectory turns
-    back. Returns the state, statistics, and that time.
+    Parameters
+    ----------
+    state : QNHMCState
+        The last draw.
+    density : callable
+        Log p and its gradient at a position.
+    step_size, n_steps : float, int
+        ε and L.
+    rng : numpy.random.Generator
+        Draws the momentum and decides on acceptance.
+    inverse_hessian, mass : Dense or LowRank
+        C and M.
+    path : deque or list, optional
+        (position, gradient) of each step of the trajectory are appended to it.
+    follow : int, default 0
+        Further steps at most, which do not change the draw, to see when the trajectory turns back.
+
+    Returns
+    -------
+    state : QNHMCState
+        The next draw.
+    statistics : dict
+        Statistics of the draw.
+    turn : float or None
+        Time at which the trajectory turned back, or its whole length if it did not. None if it
+        diverged.
     """
     theta, grad, logp = state
     epsilon = step_size
@@ -67,26 +106,26 @@ def update(state, density, step_size, rng, *, inverse_hessian, mass, n_steps, pa
     L = n_steps
     z = rng.standard_normal(theta.shape)
     p = M.draw(z)  # line 4
-    E0 = -logp + z @ z / 2  # line 5, eq. 2: pᵀM⁻¹p = zᵀz
-    new = None
+    E0 = float(-logp + z @ z / 2)  # line 5, eq. 2: pᵀM⁻¹p = zᵀz
+    new = state
     E1 = math.inf
     turn = None
     points = leapfrog(theta, p, grad, density, epsilon, C, M)  # lines 6 to 15
     for i, (q, p, logp_q, grad_q) in enumerate(islice(points, L + follow), start=1):
         if not (-logp_q - E0 <= LARGEST_ERROR and np.isfinite(grad_q).all()):
-            break  # diverged; the kinetic energy can't make up for it, as it is positive
+            break  # diverged: the kinetic energy is positive and cannot make up for it
         if turn is None and follow and (q - theta) @ C.inverse_product(p) < 0:
             turn = i * epsilon
         if i <= L and path is not None:
             path.append((q, grad_q))
         if i == L:
             new = QNHMCState(q, grad_q, logp_q)
-            E1 = -logp_q + p @ M.inverse_product(p) / 2  # line 17
+            E1 = float(-logp_q + p @ M.inverse_product(p) / 2)  # line 17
         if i >= L and (not follow or turn is not None):
             break
     accepted, info = metropolis(E0, E1, rng)  # lines 18 to 23
     if turn is None and not info["diverging"]:
-        turn = i * epsilon  # and more
+        turn = i * epsilon  # or later
     state = new if accepted else state
     info |= {"n_steps": i, "model_logp": state.logp}
     return state, info, turn
@@ -95,60 +134,73 @@ def update(state, density, step_size, rng, *, inverse_hessian, mass, n_steps, pa
 class QNHMC(HamiltonianStep):
     r"""Quasi-Newton Hamiltonian Monte Carlo.
 
-    HMC on all data with a BFGS estimate C of the inverse Hessian learnt while tuning, for
-    posteriors that are badly scaled or correlated:
+    Hamiltonian Monte Carlo on all data, for posteriors in which parameters have very different
+    scales or are correlated. While tuning it learns C, an estimate of the inverse Hessian of the
+    negative log-density: on a Gaussian posterior, that is its covariance. It moves the chain by
 
     .. math:: \dot\theta = C M^{-1} p, \qquad \dot p = -C \nabla U(\theta)
 
-    Exact: once tuning stops, C, step size and the law of the number of steps stay as they are.
-    Nothing needs to be set.
+    After tuning, draws are exact: C, the step size and the distribution of the number of steps no
+    longer change, and each proposal is accepted or rejected by a Metropolis test. Nothing needs to
+    be set.
 
     Parameters
     ----------
-    vars : list, optional
-        Unknowns to sample; default: all continuous ones of the model.
+    vars : variable, or list of variables, optional
+        Parameters to sample. Default: all continuous ones of the model.
     step_size : "auto" or float, default "auto"
-        ε of a leapfrog step, in posterior standard deviations if C is right. "auto": PyMC's dual
-        averaging to ``target_accept`` while tuning.
+        ε, the length of a leapfrog step. If C is right, its unit is one posterior standard
+        deviation. "auto" is PyMC's dual averaging to ``target_accept`` while tuning.
     n_steps : "auto", int or pair of int, default "auto"
-        L, leapfrog steps of a trajectory. "auto": a random part, .35 to .75, of the time after
-        which trajectories turned back while tuning; on a Gaussian that is around a quarter of a
-        period, after which a draw forgets the last one. An int is the paper's fixed number, which
-        can fall in step with a period of the posterior; a pair (lowest, highest) is drawn
-        uniformly.
+        L, the number of leapfrog steps in a trajectory. "auto" takes a random part, 0.35 to 0.75,
+        of the time after which trajectories turned back while tuning. On a Gaussian posterior that
+        is about a quarter of a period, after which a draw is independent of the last one. An int is
+        the paper's fixed number, with which trajectories can return to where they began, if it
+        happens to match a period of the posterior. A pair (lowest, highest) is drawn uniformly.
     mass : "inverse_hessian", "identity" or array of shape (d,) or (d, d), default "inverse_hessian"
-        M. "inverse_hessian": M = C, which makes the dynamics those of HMC with inverse mass C and
-        takes the condition number out. "identity" is the paper's, with inverse mass C², which
-        inverts the condition number instead. An array is constant.
+        M. "inverse_hessian" is M = C. It makes the dynamics those of HMC with inverse mass C, in
+        which all directions of a Gaussian posterior have the same scale. "identity" is the paper's
+        choice, with inverse mass C², in which narrow directions become wide and wide ones narrow.
+        An array is a constant M, in the order of the model's parameters, on PyMC's unconstrained
+        scale.
     memory : int, optional
-        m: limited-memory BFGS with so many curvature pairs and O(md) per step. Default: dense BFGS
-        up to 1,000 unknowns, above that 10 pairs.
+        m, the number of curvature pairs of limited-memory BFGS, which costs O(md) per step. Default:
+        a dense matrix up to 1,000 parameters, and 10 pairs above that. Up to there, a product with
+        the matrix costs less than most gradients.
     adapt : {"tune", "always"}, default "tune"
-        "tune": C is frozen when tuning stops, so that the chain after it is exactly invariant.
-        "always" is the paper's Algorithm 2 to the letter, which follows the trajectories for ever.
-        Its draws are biased, and a warning says so.
+        "tune" keeps C fixed when tuning stops, so that draws are exact. "always" is the paper's
+        Algorithm 2 to the letter, in which C follows the chain without end. Its draws are biased,
+        and a warning says so.
     target_accept : float, default 0.8
-        Mean acceptance probability for the step size, as NUTS's.
+        Mean acceptance probability that the step size aims at, between 0 and 1. The default is that
+        of NUTS. With a larger one, steps are shorter, and divergences rarer.
     model : pm.Model, optional
-        Default: the model of the context.
+        The model to sample. Default: the model whose ``with`` block the step is made in.
     rng : numpy.random.Generator or int, optional
-        ``pm.sample(random_seed=...)`` replaces it.
+        Source of random numbers, for a step that is used without ``pm.sample``, which replaces it
+        by generators from its own ``random_seed``. Default: a new generator.
     initial_point : dict, optional
-        Gives the shapes of the unknowns; default: the model's initial point.
+        Values of parameters on PyMC's unconstrained scale, which give their shapes. Default: the
+        model's initial point. To choose where chains begin, pass ``initvals`` to ``pm.sample``.
     compile_kwargs : dict, optional
-        Keyword arguments of ``model.logp_dlogp_function``, such as ``{"mode": "NUMBA"}``.
+        Keyword arguments of ``model.logp_dlogp_function``, such as ``{"mode": "NUMBA"}``. Default:
+        PyMC's.
     blocked : bool, default True
-        One step for all unknowns. ``False`` makes one step for each.
+        Whether one step samples all parameters. ``False`` makes one step for each, which cannot
+        learn correlations between them.
 
     Raises
     ------
     ValueError
-        If an argument is out of range, or there are no continuous unknowns.
+        If an argument is out of range, or there are no continuous parameters.
+    SamplingError
+        While sampling, if the log-density or its gradient is not finite where a chain starts.
 
     Notes
     -----
-    Statistics are those of ``pm.HamiltonianMC`` and ``curvature_pairs_kept``,
-    ``curvature_pairs_skipped``, ``condition`` (of C), ``largest_eigval`` and ``smallest_eigval``.
+    Statistics are those of ``pm.HamiltonianMC`` and, of C, ``condition`` (largest over smallest
+    eigenvalue), ``largest_eigval``, ``smallest_eigval``, ``curvature_pairs_kept`` and
+    ``curvature_pairs_skipped``.
 
     References
     ----------
@@ -177,20 +229,20 @@ class QNHMC(HamiltonianStep):
 
     def __init__(
         self,
-        vars=None,
+        vars: Any = None,
         *,
-        step_size="auto",
-        n_steps="auto",
-        mass="inverse_hessian",
-        memory=None,
-        adapt="tune",
-        target_accept=0.8,
-        model=None,
-        rng=None,
-        initial_point=None,
-        compile_kwargs=None,
-        blocked=True,
-    ):
+        step_size: float | Literal["auto"] = "auto",
+        n_steps: int | tuple[int, int] | Literal["auto"] = "auto",
+        mass: ArrayLike | Literal["inverse_hessian", "identity"] = "inverse_hessian",
+        memory: int | None = None,
+        adapt: Literal["tune", "always"] = "tune",
+        target_accept: float = 0.8,
+        model: Model | None = None,
+        rng: np.random.Generator | int | None = None,
+        initial_point: dict[str, Any] | None = None,
+        compile_kwargs: dict[str, Any] | None = None,
+        blocked: bool = True,
+    ) -> None:
         self.n_steps = trajectories.checked_steps(n_steps)
         if memory is not None:
             memory = whole_steps("memory", memory, "curvature pairs")
@@ -212,30 +264,31 @@ class QNHMC(HamiltonianStep):
         self.settings |= {"n_steps": n_steps, "memory": memory, "adapt": adapt, "mass": mass}
         if adapt == "always":
             warnings.warn(
-                'QNHMC(adapt="always"): the inverse Hessian goes on following the chain, whose '
-                "draws are biased for it, however many there are; neither R-hat nor the "
-                "acceptance rate "
-                'shows that. Use it to compare with the paper, and adapt="tune" for a posterior.',
+                'QNHMC(adapt="always"): draws are biased, because the inverse Hessian keeps '
+                'following the chain. Use adapt="tune" for a posterior, and "always" only to '
+                "compare with the paper. More draws do not help, and neither R-hat nor the "
+                "acceptance rate shows the bias.",
                 UserWarning,
                 stacklevel=2,
             )
         self.begin_chain(self.rng)
 
-    def begin(self):
-        """Forget what was learnt."""
+    def begin(self) -> None:
+        """Forget what the last chain has learnt."""
         self.curvature = curvatures.begin(self.d, self.memory, for_ever=self.adapt == "always")
-        self.extremes = (None, (1.0, 1.0))
-        self.noticed = False
+        self.extremes = _Extremes(None, 1.0, 1.0)
+        self.has_warned = False
 
-    def draw(self, state, step_size):
-        """One proposal; while adapting, C and the turning time from it."""
+    def draw(self, state: QNHMCState, step_size: float) -> tuple[QNHMCState, dict[str, Any]]:
+        """Make one proposal. While adapting, learn C and the turning time from it."""
         c = self.curvature
         C = c.inverse_hessian
-        steps, follow = trajectories.length(self.n_steps, c, step_size, self.rng, self.tune)
-        adapting = self.tune or self.adapt == "always"
-        path = None
-        if adapting and not c.window:
-            path = deque([(state.position, state.gradient)], maxlen=c.memory and c.memory + 1)
+        length = trajectories.length(self.n_steps, c, step_size, self.rng, self.tune)
+        is_adapting = self.tune or self.adapt == "always"
+        path: deque[tuple[Array, Array]] | None = None
+        if is_adapting and not c.window:
+            n_remembered = None if c.memory is None else c.memory + 1
+            path = deque([(state.position, state.gradient)], maxlen=n_remembered)
         state, info, turn = update(
             state,
             self.density,
@@ -243,57 +296,67 @@ class QNHMC(HamiltonianStep):
             self.rng,
             inverse_hessian=C,
             mass=C if self.mass is None else self.mass,
-            n_steps=steps,
+            n_steps=length.n_steps,
             path=path,
-            follow=follow,
+            follow=length.n_followed,
         )
         if path is not None:
             c = curvatures.follow(c, path, info["accepted"])
-        elif adapting:
+        elif is_adapting:
             c = curvatures.gather(
                 c,
                 state.position,
                 state.gradient,
                 lambda position: self.density(position)[1],
-                turn if follow else None,
+                turn if length.n_followed else None,
             )
         self.curvature = c
-        smallest, largest = self._extremes(c)
+        extremes = self._extremes(c)
         return state, info | {
-            "path_length": steps * step_size,
-            "smallest_eigval": smallest,
-            "largest_eigval": largest,
-            "condition": largest / smallest if smallest > 0 else math.inf,
+            "path_length": length.n_steps * step_size,
+            "smallest_eigval": extremes.smallest,
+            "largest_eigval": extremes.largest,
+            "condition": (
+                extremes.largest / extremes.smallest if extremes.smallest > 0 else math.inf
+            ),
             "curvature_pairs_kept": c.kept,
             "curvature_pairs_skipped": c.skipped,
-            "notice": self._notice(),
+            "message": self._message(),
         }
 
-    def _extremes(self, c):
-        """Extreme eigenvalues of C; of a large one that follows each draw, of some draws ago."""
-        known, extremes = self.extremes
-        if known is not c.inverse_hessian:
-            if self.d <= MAX_EXACT or c.window or not self.tune or c.n_draws % MAX_STALE == 0:
-                extremes = c.inverse_hessian.extremes()
-                self.extremes = (c.inverse_hessian, extremes)
-        return extremes
+    def _extremes(self, c: curvatures.Curvature) -> "_Extremes":
+        """Return the extreme eigenvalues of C; while a large C follows each draw, of an earlier one."""
+        C = c.inverse_hessian
+        follows_each_draw = self.tune and not c.window
+        is_due = self.d <= MAX_EXACT or not follows_each_draw or c.n_draws % MAX_STALE == 0
+        if self.extremes.matrix is not C and is_due:
+            self.extremes = _Extremes(C, *C.extremes())
+        return self.extremes
 
-    def _notice(self):
-        """Words for the first draw, where tuning was too short to learn C."""
+    def _message(self) -> str | None:
+        """Return a warning, at the first draw after a tuning that was too short to learn C."""
         c = self.curvature
         needed = self.d if self.memory is None else self.memory
-        if self.tune or c.kept >= needed or self.noticed:
+        if self.tune or c.kept >= needed or self.has_warned:
             return None
-        self.noticed = True
+        self.has_warned = True
         return (
             f"QNHMC learnt its inverse Hessian from {c.kept} curvature pairs in {c.n_draws} tuning "
-            f"draws, and {self.d} unknowns need {needed} or more. The draws are right but slow to "
-            "mix: raise tune."
+            f"draws, but {self.d} parameters need {needed} or more: raise tune. The draws are "
+            "right, but the chain mixes slowly."
         )
 
 
-def _checked_mass(mass, d):
-    """M as a matrix with products, or None for C."""
+class _Extremes(NamedTuple):
+    """Extreme eigenvalues, and the matrix that they belong to."""
+
+    matrix: Matrix | None
+    smallest: float
+    largest: float
+
+
+def _checked_mass(mass: Any, d: int) -> Matrix | None:
+    """Return M as a matrix with products, or None for C."""
     if isinstance(mass, str):
         if mass not in ("inverse_hessian", "identity"):
             raise ValueError(

@@ -1,21 +1,22 @@
 """The adapter between PyMC's step protocol and samplers with full gradients and a Metropolis test.
 
-Turns ``init`` and ``update`` of a sampler file into a step method: the compiled log-density that
-NUTS would use, PyMC's dual averaging, its statistics, its divergences, saved states. Contains no
-formula of a sampler.
+It turns ``init`` and ``update`` of a sampler file into a step method. It has the compiled log-density
+that NUTS would use, PyMC's dual averaging, its statistics, its divergences, and saved states. It
+contains no formula of a sampler.
 """
 
 import math
 import time
 
+from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from numpy.linalg import LinAlgError
 from pymc.exceptions import SamplingError
-from pymc.model import modelcontext
+from pymc.model import Model, modelcontext
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.arraystep import GradientSharedStep
 from pymc.step_methods.compound import Competence, StepMethodState
@@ -27,15 +28,17 @@ from rich.table import Column
 
 from pymc_sghmc.checks import continuous_variables, is_number, starting_point
 from pymc_sghmc.compat import ChainSetup, raveled_function
+from pymc_sghmc.exact.leapfrog import Density
+from pymc_sghmc.protocols import Array
 
 __all__ = ["HamiltonianStep"]
 
 
 @dataclass_state
 class HamiltonianState(StepMethodState):
-    """What a chain needs to go on exactly where it was."""
+    """What a chain needs to continue exactly where it was."""
 
-    settings: dict = field(metadata={"frozen": True})  # as given
+    settings: dict[str, Any] = field(metadata={"frozen": True})  # as the user gave them
     n_draws: int
     tune: bool
     step_adapt: StepSizeState
@@ -45,12 +48,31 @@ class HamiltonianState(StepMethodState):
     divergences: int
 
 
+class SamplerState(Protocol):
+    """What the state of a sampler has, whatever else it has."""
+
+    @property
+    def position(self) -> Array:
+        """θ, (d,)."""
+
+    @property
+    def gradient(self) -> Array:
+        """∇log p(θ), (d,)."""
+
+    @property
+    def logp(self) -> float:
+        """Log p(θ)."""
+
+
 class HamiltonianStep(ChainSetup, GradientSharedStep):
     """A step method made of a sampler's ``init`` and ``update``.
 
-    Subclasses hold a signature, its checks and its documentation, and define ``begin()``, which
-    resets what they learn, and ``draw(state, step_size) -> (state, info)``. ``info`` holds
-    statistics, and under ``notice`` words for the user.
+    Subclasses have a signature, its checks and its documentation. They define
+
+    - ``init(position, density) -> state``,
+    - ``begin()``, which forgets what the last chain has learnt, as ``curvature``, and
+    - ``draw(state, step_size) -> (state, info)``, where ``info`` has statistics, and optionally under
+      ``"message"`` a warning for the user.
 
     Parameters
     ----------
@@ -62,8 +84,13 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
         Mean acceptance probability that dual averaging aims at.
     """
 
+    init: Callable[[Array, Density], SamplerState]
+    begin: Callable[[], None]
+    draw: Callable[[Any, float], tuple[SamplerState, dict[str, Any]]]
+    curvature: Any
+
     default_blocked = True
-    stats_dtypes_shapes = {
+    stats_dtypes_shapes: ClassVar[dict[str, Any]] = {
         "step_size": (np.float64, []),
         "step_size_bar": (np.float64, []),
         "n_steps": (np.int64, []),
@@ -89,31 +116,20 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
 
     def __init__(
         self,
-        vars,
+        vars: Any,
         *,
-        step_size,
-        target_accept,
-        model,
-        rng,
-        initial_point,
-        compile_kwargs,
-        blocked,
-    ):
+        step_size: Any,
+        target_accept: Any,
+        model: Model | None,
+        rng: np.random.Generator | int | None,
+        initial_point: dict[str, Any] | None,
+        compile_kwargs: dict[str, Any] | None,
+        blocked: bool,
+    ) -> None:
         name = type(self).__name__
         model = modelcontext(model)
-        self.is_auto = isinstance(step_size, str) and step_size == "auto"
-        if not self.is_auto and not (
-            is_number(step_size) and math.isfinite(step_size) and step_size > 0
-        ):
-            raise ValueError(
-                f'step_size={step_size!r}: pass "auto" or a finite number above zero, the length ε '
-                "of a leapfrog step."
-            )
-        if not (is_number(target_accept) and 0 < target_accept < 1):
-            raise ValueError(
-                f"target_accept={target_accept!r}: must be a number between 0 and 1, the mean "
-                "acceptance probability to aim at."
-            )
+        self.is_auto = _is_auto(step_size)
+        _check_target_accept(target_accept)
         point = starting_point(model, initial_point)
         super().__init__(
             continuous_variables(vars, model, name),
@@ -131,22 +147,24 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
         # PyMC's first guess: a quarter of d^(-1/4)
         self.first_step_size = 0.25 / self.d**0.25 if self.is_auto else float(step_size)
 
-    def begin_chain(self, rng):
+    def begin_chain(self, rng: Any) -> None:
         """Forget the last chain."""
         self.rng = get_random_generator(rng, copy=False)
         self.tune = True
-        self.state = None
-        self.n_draws = self.iter_count = self.divergences = 0
+        self.state: SamplerState | None = None
+        self.n_draws = 0
+        self.iter_count = 0
+        self.divergences = 0
         self.step_adapt = DualAverageAdaptation(
             self.first_step_size, self.target_accept, gamma=0.05, k=0.75, t0=10
         )  # PyMC's constants
         self.begin()
 
-    def density(self, position):
-        """Return log p and its gradient, in double precision; −∞ where they can't be computed.
+    def density(self, position: Array) -> tuple[float, Array]:
+        """Return log p and its gradient in double precision, or −∞ if they cannot be computed.
 
-        Far out on a trajectory a model may factorise a matrix that isn't positive definite or
-        divide by zero. That is a divergence, as in PyMC's HMC, and no reason to lose the run.
+        Far out on a trajectory a model may factorise a matrix that is not positive definite or
+        divide by zero. That is a divergence, as in PyMC's HMC, and must not end the run.
         """
         try:
             logp, gradient = self.function(position.astype(self.dtype, copy=False))
@@ -154,72 +172,80 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
             return -math.inf, np.full(position.shape, math.nan)
         return float(logp), np.asarray(gradient, dtype=float)
 
-    def step(self, point):
-        """Make one draw from ``point``, whatever the order of its unknowns."""
-        if not self.shared:  # else PyMC picks them by name
+    def step(self, point: Mapping[str, Array]) -> tuple[Any, list[dict[str, Any]]]:
+        """Make one draw from ``point``, in which parameters may have any order."""
+        if not self.shared:  # otherwise PyMC picks them by name
             point = {name: point[name] for name in self.var_names}
         with self.one_blas_thread():
             return super().step(point)
 
-    def astep(self, q0):
+    def astep(self, q0: Any) -> tuple[Array, list[dict[str, Any]]]:
         """Make one draw."""
         wall = time.perf_counter()
         process = time.process_time()
-        position = np.asarray(q0.data, dtype=float)
-        # The gradient at the last draw is known, unless another step has changed what it depends
-        # on.
-        if (
-            self.state is None
-            or self.shared
-            or not np.array_equal(self.state.position.astype(self.dtype), q0.data)
-        ):
-            self.state = self.init(position, self.density)
-            self._check_start(q0)
-        adapt = self.tune and self.is_auto
-        step_size = float(self.step_adapt.current(adapt)) if self.is_auto else self.first_step_size
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            self.state, info = self.draw(self.state, step_size)
+        state = self._state_at(q0)
+        is_adapting = self.tune and self.is_auto
+        step_size = self.first_step_size
         if self.is_auto:
-            self.step_adapt.update(info["accept"], adapt)
-        notice = info.pop("notice", None)
-        warning = None
-        if notice:
-            warning = SamplerWarning(WarningType.BAD_PARAMS, notice, "warn", self.iter_count)
-        elif info["diverging"]:
-            kind = WarningType.TUNING_DIVERGENCE if self.tune else WarningType.DIVERGENCE
-            text = "The energy changed by more than 1,000, or isn't finite, along a trajectory."
-            warning = SamplerWarning(kind, text, "debug", self.iter_count)
+            step_size = float(self.step_adapt.current(is_adapting))
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            state, info = self.draw(state, step_size)
+        self.state = state
+        step_size_bar = step_size
+        if self.is_auto:
+            self.step_adapt.update(info["accept"], is_adapting)
+            step_size_bar = float(self.step_adapt.current(False))
+        warning = self._warning(info.pop("message", None), info["diverging"])
         self.divergences += info["diverging"] and not self.tune
         self.iter_count += 1
         self.n_draws += 1
         stats = {
             **info,
             "step_size": step_size,
-            "step_size_bar": float(self.step_adapt.current(False)) if self.is_auto else step_size,
+            "step_size_bar": step_size_bar,
             "divergences": self.divergences,
             "process_time_diff": time.process_time() - process,
             "perf_counter_diff": time.perf_counter() - wall,
             "perf_counter_start": wall,
             "warning": warning,
         }
-        return self.state.position.astype(self.dtype), [stats]
+        return state.position.astype(self.dtype), [stats]
 
-    def _check_start(self, q0):
-        if math.isfinite(self.state.logp) and np.isfinite(self.state.gradient).all():
-            return
-        raise SamplingError(
-            f"{type(self).__name__}: the log-density of {', '.join(self.var_names)} is "
-            f"{self.state.logp:.3g} at the chain's position, or its gradient isn't finite. Check "
-            "the model with model.debug(), or pass other initvals to pm.sample."
-        )
+    def _state_at(self, q0: Any) -> SamplerState:
+        """Return the last state if it is still right, or a new one.
+
+        The gradient at the last draw is known, unless another step has moved the chain or has
+        changed what the density depends on.
+        """
+        last = self.state
+        if last is not None and not self.shared:
+            if np.array_equal(last.position.astype(self.dtype), q0.data):
+                return last
+        state = self.init(np.asarray(q0.data, dtype=float), self.density)
+        if not (math.isfinite(state.logp) and np.isfinite(state.gradient).all()):
+            raise SamplingError(
+                f"{type(self).__name__}: the log-density of {', '.join(self.var_names)} is "
+                f"{state.logp:.3g} at the chain's position, or its gradient isn't finite. Find "
+                "the cause with model.debug(), or pass other initvals to pm.sample."
+            )
+        return state
+
+    def _warning(self, message: str | None, is_diverging: bool) -> SamplerWarning | None:
+        if message:
+            return SamplerWarning(WarningType.BAD_PARAMS, message, "warn", self.iter_count)
+        if is_diverging:
+            kind = WarningType.TUNING_DIVERGENCE if self.tune else WarningType.DIVERGENCE
+            text = "The energy changed by more than 1,000, or isn't finite, along a trajectory."
+            return SamplerWarning(kind, text, "debug", self.iter_count)
+        return None
 
     @staticmethod
-    def competence(var, has_grad):
-        """Never assigned to a variable by PyMC itself: NUTS is its choice."""
+    def competence(var: Any, has_grad: bool) -> Competence:
+        """PyMC never assigns this step to a variable itself; it chooses NUTS."""
         return Competence.INCOMPATIBLE
 
     @staticmethod
-    def _progressbar_config(n_chains=1):
+    def _progressbar_config(n_chains: int = 1) -> tuple[list[TextColumn], dict[str, Any]]:
         columns = [
             TextColumn("{task.fields[divergences]}", table_column=Column("Divergences", ratio=1)),
             TextColumn("{task.fields[step_size]:0.3f}", table_column=Column("Step size", ratio=1)),
@@ -229,9 +255,29 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
         return columns, {name: [value] * n_chains for name, value in start.items()}
 
     @staticmethod
-    def _make_progressbar_update_functions():
-        def update_stats(stats):
+    def _make_progressbar_update_functions() -> tuple[Callable[..., dict[str, Any]], ...]:
+        def update_stats(stats: dict[str, Any]) -> dict[str, Any]:
             shown = {key: stats[key] for key in ("divergences", "step_size", "n_steps")}
             return shown | {"failing": stats["divergences"] > 0}
 
         return (update_stats,)
+
+
+def _is_auto(step_size: Any) -> bool:
+    """Check the argument ``step_size``."""
+    if isinstance(step_size, str) and step_size == "auto":
+        return True
+    if is_number(step_size) and math.isfinite(step_size) and step_size > 0:
+        return False
+    raise ValueError(
+        f'step_size={step_size!r}: pass "auto" or a finite number above zero, the length ε '
+        "of a leapfrog step."
+    )
+
+
+def _check_target_accept(target_accept: Any) -> None:
+    if not (is_number(target_accept) and 0 < target_accept < 1):
+        raise ValueError(
+            f"target_accept={target_accept!r}: must be a number between 0 and 1, the mean "
+            "acceptance probability to aim at."
+        )

@@ -35,8 +35,7 @@ def standard_normals(rng: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> 
     size = math.prod(shape)
     compiled = _compiled() if size >= MANY else None
     if compiled is None:
-        few: Array = rng.standard_normal(shape, dtype=dtype)
-        return few
+        return rng.standard_normal(shape, dtype=dtype)
     normals = np.empty(-(-size // (2 * HALF)) * 2 * HALF)
     fill, transform = compiled
     seed = rng.integers(2**64, dtype=np.uint64)

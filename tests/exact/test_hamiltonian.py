@@ -396,7 +396,7 @@ def test_too_short_a_tuning_is_said_once(caplog):
     step.stop_tuning()
     _, stats, _ = run(step, point, 5)
     assert stats[0]["warning"].level == "warn"
-    assert "30 unknowns" in stats[0]["warning"].message
+    assert "30 parameters" in stats[0]["warning"].message
     assert "raise tune" in stats[0]["warning"].message
     assert all(s["warning"] is None for s in stats[1:])
     with model, caplog.at_level(logging.WARNING):
