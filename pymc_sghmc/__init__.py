@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pymc_sghmc import diagnostics, loaders, schedules
 from pymc_sghmc.exact.gamma_gibbs import GammaGibbs
 from pymc_sghmc.exact.qnhmc import QNHMC
-from pymc_sghmc.runs.recovery import recover_effects
+from pymc_sghmc.hierarchy.recovery import recover_effects
 from pymc_sghmc.runs.resume import resume
 from pymc_sghmc.runs.run_store import RunStore
 from pymc_sghmc.samplers.sghmc import SGHMC

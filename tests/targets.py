@@ -5,9 +5,9 @@ import pymc as pm
 
 from modes import FAST
 
-from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.data import Minibatch
+from pymc_sghmc.step.gradients import plain_gradient
 
 
 class GaussianMean:
@@ -59,7 +59,7 @@ def gradient_of(model, batch_size=None, variables=None, **options):
     """Gradient with respect to some unknowns, by default all continuous ones, quick to compile."""
     variables = model.continuous_value_vars if variables is None else variables
     unknowns = Unknowns(variables, model.initial_point())
-    return minibatch_gradient(model, unknowns, batch_size, **{"compile_kwargs": FAST, **options})
+    return plain_gradient(model, unknowns, batch_size, **{"compile_kwargs": FAST, **options})
 
 
 def minibatch_of(gradient, *rows):

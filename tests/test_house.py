@@ -13,8 +13,9 @@ GROUND = {"checks", "compat", "exceptions", "protocols", "schedules"}
 WINGS = {
     "samplers": {"step", "tuning"},
     "exact": {"models", "runs"},
-    "step": {"diagnostics", "tuning", "rows", "gradients", "loops", "models", "runs"},
+    "step": {"diagnostics", "hierarchy", "tuning", "rows", "gradients", "loops", "models", "runs"},
     "diagnostics": {"models"},
+    "hierarchy": {"tuning", "gradients", "rows", "loops", "models"},
     "tuning": {"gradients"},
     "gradients": {"rows", "loops", "models"},
     "rows": {"models"},

@@ -174,12 +174,12 @@ def _with_row_terms(density, data):
     None where the likelihood can't be cut that way, where it would take up much more memory, or
     where other steps move it at each draw.
     """
-    if density.likelihood_needs_others or density.marginal is not None:
+    if density.likelihood_needs_others or density.graph.model.is_clustered:
         return None
     graph = density.graph
     variables = density.graph.variables
-    batches = [group.batches for group in graph.groups]
-    cut = row_terms(graph.terms, variables, batches, graph.point)
+    batches = [group.batches for group in graph.model.groups]
+    cut = row_terms(graph.model.terms, variables, batches, graph.model.point)
     if cut is None:
         return None
     numbers = [sum(c.size for c in cuts) for cuts in cut.cuts]
@@ -192,14 +192,16 @@ def _with_row_terms(density, data):
     centre = [variable.type(variable.name) for variable in variables]
     there = difference(cut, graph.row_weights, cached, centre)
     prior = pt.grad(
-        rewrite_pregrad(clone_replace([graph.prior])[0]), variables, disconnected_inputs="ignore"
+        rewrite_pregrad(clone_replace([graph.model.log_prior])[0]),
+        variables,
+        disconnected_inputs="ignore",
     )
     grad = pt.concatenate(
         [(graph.prior_weight * p + g).ravel() for p, g in zip(prior, there, strict=True)]
     )
-    grad, *terms = clone_replace([grad, *cut.terms], graph.gathered, rebuild_strict=False)
-    [grad], joined_centre = join_nonshared_inputs(graph.point, [grad], centre)
-    [grad, *terms], position = join_nonshared_inputs(graph.point, [grad, *terms], variables)
+    grad, *terms = graph.model.completed([grad, *cut.terms])
+    [grad], joined_centre = join_nonshared_inputs(graph.model.point, [grad], centre)
+    [grad, *terms], position = join_nonshared_inputs(graph.model.point, [grad, *terms], variables)
     grad, *terms = clone_replace([grad, *terms], {position: own}, rebuild_strict=False)
     anchor = own.type("anchor")
     return (grad.astype(own.dtype) + anchor, joined_centre, anchor, tables), terms

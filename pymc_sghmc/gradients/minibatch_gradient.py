@@ -6,7 +6,6 @@ its graph for compiled inner steps: ``symbolic`` and ``fixed_inputs``. Positions
 unconstrained vectors of shape (d,). Knows no momentum and no iteration.
 """
 
-from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -16,11 +15,11 @@ from pytensor.graph.replace import clone_replace
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.passes import Passes
 from pymc_sghmc.loops.backends import resident
+from pymc_sghmc.models.row_model import RowModel
 from pymc_sghmc.rows.data import InMemory
 from pymc_sghmc.rows.epochs import Epochs
 from pymc_sghmc.rows.orders import WithReplacement
-from pymc_sghmc.rows.sources import Source, given_arrays
-from pymc_sghmc.rows.units import GroupsInMemory
+from pymc_sghmc.rows.sources import Source
 from pymc_sghmc.rows.windows import Streamed, Windows
 
 __all__ = ["MinibatchGradient", "minibatch_gradient"]
@@ -93,55 +92,24 @@ class MinibatchGradient:
 
 
 def minibatch_gradient(
-    model,
-    unknowns,
-    batch_size=None,
-    initial_point=None,
-    compile_kwargs=None,
-    data=None,
-    replace=True,
-    may_centre=False,
-    effects_of_groups=(),
+    rows: RowModel, density: LogDensity, source: Source | None = None, replace: bool = True
 ) -> MinibatchGradient:
-    """Make the gradient from the model's own rows, or from arrays or a loader given as ``data``.
+    """Make the gradient of a density from its rows in memory, or in windows of a source.
 
     Parameters
     ----------
-    model : pm.Model
-    unknowns : Unknowns
-        What a position is made of.
-    batch_size, data, replace, compile_kwargs
-        As documented by the samplers.
-    initial_point : dict, optional
-        A point of the model; default: its own.
-    may_centre, effects_of_groups
-        As of `LogDensity`.
+    rows : RowModel
+    density : LogDensity
+        Compiled of these rows.
+    source : Source, optional
+        Yields the rows; default: they are in memory.
+    replace : bool, default True
+        Whether rows in memory are drawn with replacement.
     """
-    if data is not None and batch_size is None:
-        raise ValueError("data= holds rows for minibatches: pass a batch_size, too.")
-    point = model.initial_point() if initial_point is None else initial_point
-    make = partial(
-        LogDensity,
-        model,
-        unknowns,
-        batch_size,
-        point,
-        compile_kwargs,
-        may_centre=may_centre,
-        effects_of_groups=effects_of_groups,
-    )
-    if data is not None and not isinstance(data, Mapping):
-        source = Source(data, model)
-        pilot = source.pilot()
-        density = make(pilot, source.n_rows)
-        streamed = Streamed(source, density.graph.groups, density.sources, density.weights_dtype)
+    if source is not None:
+        streamed = Streamed(source, rows.groups, density.sources, density.weights_dtype)
         return MinibatchGradient(density, streamed, Windows(streamed))
-    density = make(None if data is None else given_arrays(model, data))
+    make_data = rows.make_data or InMemory
     place = partial(resident, density.function)
-    of_rows = density.graph.groups, density.sources, density.weights_dtype, place
-    if (marginal := density.marginal) is not None:
-        width = len(marginal.values[-1])
-        rows = GroupsInMemory(*of_rows, marginal.place, marginal.counts, width, marginal.checksums)
-    else:
-        rows = InMemory(*of_rows)
-    return MinibatchGradient(density, rows, (WithReplacement if replace else Epochs)(rows))
+    data = make_data(rows.groups, density.sources, density.weights_dtype, place)
+    return MinibatchGradient(density, data, (WithReplacement if replace else Epochs)(data))

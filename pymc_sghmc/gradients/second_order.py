@@ -6,13 +6,12 @@ Knows gradients and rows, no samplers and no way of finding a centre.
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
+from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 from pytensor.sparse import CSR, dot
 
 from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.expansion import expand, fits, is_right, noise_at
-from pymc_sghmc.gradients.group_expansion import group_expansion
 from pymc_sghmc.gradients.jacobians import Full, sparse
 from pymc_sghmc.loops.backends import is_jax
 from pymc_sghmc.models.row_slopes import row_slopes
@@ -60,17 +59,16 @@ class SecondOrder(AroundExpansion):
         known = [table[row] for table, row in zip(tables, graph.rows, strict=True)]
         value, remainder = slopes.remainder(graph.row_weights, known)
         prior = pt.grad(
-            rewrite_pregrad(clone_replace([graph.prior])[0]),
+            rewrite_pregrad(clone_replace([graph.model.log_prior])[0]),
             variables,
             disconnected_inputs="ignore",
         )
         gradients = zip(prior, remainder, strict=True)
         grad = pt.concatenate([(graph.prior_weight * p + g).ravel() for p, g in gradients])
-        outputs = [graph.prior_weight * graph.prior + value, grad, *slopes.first, *slopes.second]
-        outputs = clone_replace(outputs, graph.gathered, rebuild_strict=False)
-        outputs, position = join_nonshared_inputs(graph.point, outputs, variables)
+        logp = graph.prior_weight * graph.model.log_prior + value
+        outputs = graph.at_position([logp, grad, *slopes.first, *slopes.second], variables)
+        logp, grad, *by_row = outputs
         own = graph.position
-        logp, grad, *by_row = clone_replace(outputs, {position: own}, rebuild_strict=False)
         centre = own.type("centre_of_control_variates")
         anchor = own.type("anchor")
         level = pt.dscalar("level")
@@ -137,11 +135,12 @@ def second_order(gradient) -> SecondOrder | str:
         return "rows are drawn without replacement"
     if density.likelihood_needs_others:
         return "the likelihood depends on unknowns of other steps"
-    if density.marginal is not None:
-        return group_expansion(gradient)
+    for rewrite in density.rewrites:
+        if (own := rewrite.second_order(gradient)) is not None:
+            return own
     graph = density.graph
-    batches = [group.batches for group in graph.groups]
-    slopes = row_slopes(graph.terms, graph.variables, batches, graph.point)
+    batches = [group.batches for group in graph.model.groups]
+    slopes = row_slopes(graph.model.terms, graph.variables, batches, graph.model.point)
     if slopes is None:
         return "rows don't depend on the unknowns by way of few linear functions of them"
     sizes = [q.size for q in slopes.quadratics]
@@ -153,7 +152,7 @@ def second_order(gradient) -> SecondOrder | str:
     if density.d > MOST_UNKNOWNS:
         if is_jax(density.compile_kwargs.get("mode")):
             return f"JAX has no product of sparse matrices, as more than {MOST_UNKNOWNS:,} unknowns need"
-        jacobian = sparse([np.shape(graph.point[v.name]) for v in graph.variables])
+        jacobian = sparse([np.shape(graph.model.point[v.name]) for v in graph.variables])
         if jacobian is None or not fits(jacobian, zetas, density, data):
             return f"of more than {MOST_UNKNOWNS:,} unknowns a row depends on many"
     elif density.d**2 * sum(n * q.m for n, q in zip(data.n_rows, slopes.quadratics)) > MOST_WORK:
@@ -163,8 +162,4 @@ def second_order(gradient) -> SecondOrder | str:
 
 def _zetas(density, slopes):
     """Compile ζ of rows, (n, m), for each group."""
-    graph = density.graph
-    outputs = clone_replace(slopes.zetas, graph.gathered, rebuild_strict=False)
-    outputs, position = join_nonshared_inputs(graph.point, outputs, slopes.variables)
-    outputs = clone_replace(outputs, {position: graph.position}, rebuild_strict=False)
-    return density.row_function(outputs)
+    return density.row_function(density.graph.at_position(slopes.zetas, slopes.variables))

@@ -12,11 +12,13 @@ import numpy as np
 
 from pymc.stats.convergence import SamplerWarning, WarningType
 
+from pymc_sghmc.hierarchy.centring import centring_of
+from pymc_sghmc.hierarchy.marginal import marginal_of
+from pymc_sghmc.hierarchy.placement import TOLERANCE
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.jumps import jumping_unknowns
 from pymc_sghmc.step.explain import suspects
 from pymc_sghmc.tuning.budget import MANY
-from pymc_sghmc.tuning.nodes import TOLERANCE
 
 __all__ = [
     "begin",
@@ -31,7 +33,6 @@ __all__ = [
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
 WRONG = 0.1  # posterior sds by which the gradient may be off as nodes are few
-LARGE = 20  # times the rows of a minibatch, in one group
 MANY_VALUES = 100_000  # of effects in a draw, which memory may not hold
 MANY_ROWS = 1000  # more aren't needed to see a jump
 FEW_DRAWS = 50  # of tuning, too few to measure by
@@ -112,23 +113,21 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
         settings += f", friction={tuning.friction:.3g}"
     d = tuner.gradient.density.d
     shape += " preconditioner"
-    if tuner.gradient.density.centring is not None:
-        found = tuner.gradient.density.centring.by_name().items()
+    if (centring := centring_of(tuner.gradient.density)) is not None:
+        found = centring.by_name().items()
         shape += f" ({', '.join(f'{name} centred by {w.mean():.2f}' for name, w in found)})"
-    marginal = tuner.gradient.density.marginal
+    marginal = marginal_of(tuner.gradient.density)
     n = tuning.rows
     if n is not None:
         kind += f" of {n} rows" if marginal is None else f" of {n} groups"
     out = ""
     if marginal is not None:
-        out = f", {', '.join(marginal.names)} integrated out of {marginal.n_integrated:,} groups"
+        out = f", {', '.join(marginal.names)} integrated out of {marginal.n_clusters:,} groups"
         out += f" by {marginal.n_nodes} nodes"
         if WRONG > marginal.error >= TOLERANCE:
             out += (
                 f" (which give another gradient than fewer, by {marginal.error:.2g} posterior sds)"
             )
-        if (kept := marginal.kept.groups).size:
-            out += f" (of groups {', '.join(map(str, kept))}, which have many rows, they stay unknowns)"
     _log.info(
         f"{sampler}: {kind}, {shape} of {d} unknown{'s' * (d > 1)}{out}, {settings}; "
         f"{round(100 * tuning.bias, 1) + 0.0:.1f} % bias of variances predicted. Setting up took "
@@ -139,7 +138,7 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
             f"{sampler}: two standard deviations from the centre second-order control variates "
             "would be too noisy with so few rows; those of first order take their place."
         )
-    if tuning.order == 1 and d > MANY and tuner.gradient.density.centring is not None:
+    if tuning.order == 1 and d > MANY and tuner.gradient.density.group_coefficients:
         _log.info(
             f"{sampler}: of so many unknowns the standard deviations of single ones may be off by "
             "a tenth, as their noise isn't known well. A larger batch_size makes it less."
@@ -162,15 +161,6 @@ def _warning(text, n_updates):
 def _warn_of_groups(sampler, marginal, tuner, tuning):
     """Warn where integrals of effects are wrong, slow, or leave a funnel."""
     names = ", ".join(marginal.names)
-    counts = marginal.counts
-    n = tuner.gradient.data.batch_sizes[marginal.place]
-    if n < counts.size and counts.max() > LARGE * n * counts.mean():
-        group = marginal.units.groups[counts.argmax()]
-        _log.warning(
-            f"{sampler}: group {group} of {names} has {counts.max()} of {counts.sum()} rows, and "
-            "a minibatch that draws it reads them all, which is right but slow. Leave its rows "
-            "to an intercept of their own, or sample all effects: without marginalize."
-        )
     if (n_values := marginal.n_groups * marginal.k) >= MANY_VALUES:
         _log.info(
             f"{sampler}: a draw with {names} takes {8e-6 * n_values:,.1f} MB or more, 1,000 draws "
@@ -186,14 +176,7 @@ def _warn_of_groups(sampler, marginal, tuner, tuning):
             f"{sampler}: the posterior isn't near a Gaussian, as where the scale of effects is "
             "hardly known, and minibatches are much noisier in some places than in others. "
             "Standard deviations may come out off by a tenth or more. Leave batch_size out: each "
-            f"step takes all {counts.sum():,} rows then."
-        )
-    if marginal.kept.groups.size and not tuner.setup.is_near:
-        _log.warning(
-            f"{sampler}: the posterior isn't near a Gaussian, as where the scale of effects is "
-            "hardly known. With those of groups with many rows among the unknowns chains may be "
-            "lost where it is small. Pass a batch_size of as many rows as these groups have, "
-            "which integrates them out, too; or sample all effects: without marginalize."
+            f"step takes all {marginal.counts.sum():,} rows then."
         )
 
 
@@ -232,7 +215,7 @@ def notice(sampler, tuner, chain, position) -> SamplerWarning | None:
             "from "
             'here on before a run with gradient="control_variates", or a larger batch_size, agrees.'
         )
-    marginal = tuner.gradient.density.marginal
+    marginal = marginal_of(tuner.gradient.density)
     if chain.n_kept == 1 and marginal is not None and marginal.error >= WRONG:
         return words(_off(sampler, marginal))  # data may have changed since the step was made
     if chain.n_kept != 1 or chain.tuning is None or not tuner.is_tuned:

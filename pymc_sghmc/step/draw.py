@@ -198,7 +198,7 @@ class DrawLoop:
         The way there and back doesn't end at the very same numbers; ``position`` is its end.
         """
         density = target.gradient.density
-        if density.centring is None or state is None:
+        if not density.changes_coordinates or state is None:
             return position
         here = self._left_at(state, target.coordinates)
         return here if (density.to_model(here) == own).all() else position

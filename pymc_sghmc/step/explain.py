@@ -63,9 +63,9 @@ def explanation(error, unknowns, tuner, chain, start, draw) -> str:
 
 def suspects(density) -> str:
     """Name what may keep a posterior from being near a Gaussian."""
-    if density.centring is None:
+    if not density.group_coefficients:
         return "a funnel, a ridge or a flat direction, perhaps"
-    names = ", ".join(density.centring.by_name())
+    names = ", ".join(density.group_coefficients)
     return f"the scales of {names} may be next to zero or hardly known, perhaps"
 
 

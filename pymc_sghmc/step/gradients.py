@@ -1,17 +1,66 @@
 """From a sampler's arguments to its gradients. Knows arguments and gradients, no chain."""
 
-import numpy as np
+from collections.abc import Mapping
 
 from pymc_sghmc.checks import quoted
-from pymc_sghmc.gradients.centring import not_an_effect
 from pymc_sghmc.gradients.control_variates import ControlVariates
-from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
+from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient, minibatch_gradient
 from pymc_sghmc.gradients.second_order import second_order
+from pymc_sghmc.hierarchy.centring import centring_of, not_an_effect
+from pymc_sghmc.hierarchy.rewrites import advise_to_integrate_out, rewritten
 from pymc_sghmc.models.contract import ALL_ROWS
 from pymc_sghmc.models.graphs import minibatch_outputs
-from pymc_sghmc.step.effects import tell_of_groups
+from pymc_sghmc.models.row_model import row_model
+from pymc_sghmc.rows.sources import Source, given_arrays
 
-__all__ = ["gradients"]
+__all__ = ["gradients", "plain_gradient"]
+
+
+def plain_gradient(
+    model,
+    unknowns,
+    batch_size=None,
+    initial_point=None,
+    compile_kwargs=None,
+    data=None,
+    replace=True,
+    may_centre=False,
+    effects=(),
+    recover=True,
+) -> MinibatchGradient:
+    """Make the gradient from the model's own rows, or from arrays or a loader given as ``data``.
+
+    Parameters
+    ----------
+    model : pm.Model
+    unknowns : Unknowns
+        What a position is made of.
+    batch_size, data, replace, compile_kwargs, recover
+        As documented by the samplers.
+    initial_point : dict, optional
+        A point of the model; default: its own.
+    may_centre : bool, default False
+        Whether positions may be in other coordinates than the model's.
+    effects : list of ClusterEffect
+        To be integrated out.
+    """
+    if data is not None and batch_size is None:
+        raise ValueError("data= holds rows for minibatches: pass a batch_size, too.")
+    point = model.initial_point() if initial_point is None else initial_point
+    source = None
+    arrays = None
+    n_rows = None
+    if data is not None and not isinstance(data, Mapping):
+        source = Source(data, model)
+        arrays = source.pilot()
+        n_rows = source.n_rows
+    elif data is not None:
+        arrays = given_arrays(model, data)
+    integrated = tuple(effect.rv for effect in effects)
+    rows = row_model(model, unknowns, batch_size, point, arrays, n_rows, integrated)
+    rows = rewritten(rows, model, list(effects), may_centre=may_centre, recover=recover)
+    return minibatch_gradient(rows, LogDensity(rows, compile_kwargs), source, replace)
 
 
 def gradients(model, unknowns, point, given, preconditioner, effects=()) -> tuple:
@@ -27,7 +76,7 @@ def gradients(model, unknowns, point, given, preconditioner, effects=()) -> tupl
         Values of all shared arguments.
     preconditioner : "diag", "dense", "auto", array or None
         In use: with one that is given, settings have the unit of the model's own form.
-    effects : list of Effect
+    effects : list of ClusterEffect
         To be integrated out.
     """
     centring = given["centring"]
@@ -35,7 +84,7 @@ def gradients(model, unknowns, point, given, preconditioner, effects=()) -> tupl
     rows = given["batch_size"]
     if rows is None and effects and not minibatch_outputs([model.logp()]):
         rows = ALL_ROWS  # groups are cut out of all data, too
-    plain = minibatch_gradient(
+    plain = plain_gradient(
         model,
         unknowns,
         rows,
@@ -45,22 +94,17 @@ def gradients(model, unknowns, point, given, preconditioner, effects=()) -> tupl
         given["replace"],
         may_centre,
         effects,
+        given["recover"],
     )
-    if plain.density.unknowns.parts and isinstance(preconditioner, np.ndarray):
-        raise ValueError(
-            f"preconditioner with marginalize={given['marginalize']!r}: there is a group of so "
-            "many rows that its effect stays an unknown, of which the array knows nothing. Leave "
-            "it at "
-            '"auto".'
-        )
     if effects and plain.density.given_types and not given["recover"]:
         others = quoted(name for name, _ in plain.density.given_types)
         raise ValueError(
             f"recover=False with marginalize={given['marginalize']!r}: other steps sample "
             f"{others}, given the effects. Leave it at True, or let this step sample all of them."
         )
-    _set_centring(plain.density, centring)
-    tell_of_groups(model, given, point, unknowns, plain)
+    if isinstance(centring, dict):
+        _use_given_centring(plain.density, centring)
+    advise_to_integrate_out(model, given, point, unknowns, plain)
     kind = given["gradient"]
     given_rows = given["batch_size"] != "auto"
     if kind in ("control_variates", "second_order") and plain.is_exact and given_rows:
@@ -73,7 +117,7 @@ def gradients(model, unknowns, point, given, preconditioner, effects=()) -> tupl
         return plain, (None, None)
     # with a number of rows that somebody chose, "auto" is what it has always been; but with effects
     # what remains of the noise of first order makes steps short
-    may_be = not given_rows or plain.density.centring is not None or effects
+    may_be = not given_rows or plain.density.group_coefficients or effects
     wanted = kind == "second_order" or (kind == "auto" and may_be)
     second = second_order(plain) if wanted else None
     if isinstance(second, str):
@@ -85,11 +129,10 @@ def gradients(model, unknowns, point, given, preconditioner, effects=()) -> tupl
     return plain, (ControlVariates(plain), second)
 
 
-def _set_centring(density, given):
+def _use_given_centring(density, weights):
     """Put λ into use that are given by name."""
-    if isinstance(given, dict):
-        if density.centring is None and given:
-            raise ValueError(not_an_effect(given, next(iter(given)), ()))
-        if density.centring is not None:
-            density.set_centring(density.centring.named(given))
-            density.centring.is_free = False
+    centring = centring_of(density)
+    if centring is not None:
+        centring.use(weights)
+    elif weights:
+        raise ValueError(not_an_effect(weights, next(iter(weights)), ()))

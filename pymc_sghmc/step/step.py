@@ -22,6 +22,7 @@ from pymc_sghmc.compat import ChainSetup, add_end_of_run_check
 from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.exceptions import ChainError, NonFinite, SamplingStopped
 from pymc_sghmc.gradients.coordinates import checked_preconditioner
+from pymc_sghmc.hierarchy.rewrites import integrated_effects
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.files import DataFileError, whole_files
 from pymc_sghmc.runs.shared_arrays import ByHandle
@@ -29,7 +30,6 @@ from pymc_sghmc.step import cautions
 from pymc_sghmc.step.arguments import SharedArguments, checked, compared, schedule_of
 from pymc_sghmc.step.chain import Chain, StochasticGradientState
 from pymc_sghmc.step.draw import STATISTICS, Draw, DrawLoop
-from pymc_sghmc.step.effects import integrated_out, recovered
 from pymc_sghmc.step.explain import explanation, parting_words
 from pymc_sghmc.step.gradients import gradients
 from pymc_sghmc.step.progress import make_progressbar_update_functions, progressbar_config
@@ -90,7 +90,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         self.blocked = given["blocked"]
         self.vars = continuous_variables(vars, model, name)
         point = starting_point(model, given["initial_point"])
-        effects, left = integrated_out(model, given, point, self.vars)
+        effects, left = integrated_effects(model, given, point, self.vars)
         unknowns = Unknowns(left, point)
         preconditioner = checked_preconditioner(given["preconditioner"], unknowns.d, schedule)
         gradient, expansions = gradients(model, unknowns, point, given, preconditioner, effects)
@@ -152,7 +152,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         try:
             self.begin_chain(np.random.default_rng(0))
             self.step(self._point(self.tuner.initial, point))
-            recovered(self.tuner.gradient, self.tuner.initial, self.rng, self.settings, False)
+            self._recorded(self.tuner.initial, False)
         except SamplingError:
             pass  # pm.sample may start elsewhere; if not, the first draw says what is wrong
         finally:
@@ -230,8 +230,15 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         else:
             chain.n_kept += 1
         statistics["warning"] = cautions.notice(type(self).__name__, tuner, chain, position)
-        effects = recovered(tuner.gradient, position, self.rng, self.settings, self.tune)
-        return self._point(position, point) | effects, [statistics]
+        return self._point(position, point) | self._recorded(position, self.tune), [statistics]
+
+    def _recorded(self, position, is_tuning):
+        """Return values of further variables, such as effects that are integrated out."""
+        gradient = self.tuner.gradient
+        values = {}
+        for rewrite in gradient.density.rewrites:
+            values |= rewrite.recorded(gradient, position, self.rng, is_tuning)
+        return values
 
     def _point(self, position, point):
         """Return ``point`` with the values of a position."""

@@ -66,7 +66,7 @@ def find_centre(
     x = np.array(start, dtype=float)
     widen = np.inf if factor is None else WIDEN
     mass = None
-    if optimise and passes.density.centring is not None:  # the mode isn't where effects' mass is
+    if optimise and passes.density.group_coefficients:  # the mode isn't where effects' mass is
         mass = centre_of_mass(counted, x) if dense else _low_rank_mass(counted, x)
         if mass is not None and (not dense or mass.is_near):
             return Centre(mass.position, mass.factor, counted.passes, mass.is_near)
@@ -127,9 +127,10 @@ def near(centre, rng, scale):
 def _low_rank_mass(counted, start):
     """Fit a Gaussian to thousands of effects, from where the fit of λ ended if there was one."""
     density = counted.over.density
-    if (fitted := density.centring.fitted) is not None:
-        start = density.from_model(fitted).astype(float)
-    return low_rank_mass(counted, start, list(density.centring.places.values()))
+    for rewrite in density.rewrites:
+        if rewrite.fitted is not None:
+            start = density.from_model(rewrite.fitted).astype(float)
+    return low_rank_mass(counted, start, list(density.group_coefficients.values()))
 
 
 def _climb(counted, x, factor, subset, maxiter):

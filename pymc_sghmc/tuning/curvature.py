@@ -40,7 +40,7 @@ class CountedPasses:
         self.dtype = passes.density.dtype
         data = passes.data
         d = passes.density.d
-        if passes.density.centring is not None:  # each effect has its own rows
+        if passes.density.group_coefficients:  # each effect has its own rows
             n_rows = max(SUBSET_ROWS, ROWS_PER_EFFECT * d)
         else:  # of the many unknowns of a neural network a mode is no great help: be brief
             n_rows = SUBSET_ROWS if d <= MAX_DENSE else SUBSET_ROWS // 5

@@ -53,7 +53,7 @@ def is_over_rows(first) -> bool:
     """
     density = first.density
     rows = sum(first.data.n_rows)
-    by_thousand = density.centring is not None and density.d > MAX_DENSE
+    by_thousand = bool(density.group_coefficients) and density.d > MAX_DENSE
     return by_thousand and first.order.independent and rows <= MOST_ROWS
 
 
@@ -61,7 +61,10 @@ def known_of_effects(first, noise):
     """Return what all rows told of effects' noise, NaN for others; None where they weren't asked."""
     if first is None or not is_over_rows(first):
         return None
-    return first.density.centring.of_effects(noise)
+    of_effects = np.full(len(noise), np.nan)
+    for place in first.density.group_coefficients.values():
+        of_effects[place] = noise[place]
+    return of_effects
 
 
 def noise_over_rows(first, centre, coordinates, temperature):

@@ -66,7 +66,7 @@ class Setup(NamedTuple):
     noise: Noise
     far_limit: float = np.inf  # of the learning rate, by the curvature far out
     is_near: bool = True  # whether far out it is like a Gaussian, where that was asked
-    nodes: tuple | None = None  # how many for each number of a group, and where: see `Marginal.use`
+    rewrite_states: tuple = ()  # of the rewrites of the model, see `Rewrite.state`
 
 
 def set_up(
@@ -132,7 +132,7 @@ def set_up(
         near_by, far, limit = second_order_noise(second, centre, Coordinates(factor), temperature)
         passes += 2 * N_EXACT
         far = float(far.max())
-        if gradient.density.marginal is not None:
+        if gradient.density.has_long_tails:
             far = max(far, MOST_FAR_NOISE * noise_at_edge(second, centre, Coordinates(factor)))
         if not far <= MOST_FAR_NOISE:
             second = None
@@ -167,15 +167,14 @@ def set_up(
     phi = coordinates.from_theta(centre.position) if is_own else None
     slopes = stiffness, slowness, anchors, limit, far
     far_limit = np.inf
-    if kind is not None and gradient.density.centring is not None:
+    if kind is not None and gradient.density.group_coefficients:
         far_limit = _far_limit(gradient.passes, centre, coordinates.factor)
     is_near = True
-    marginal = gradient.density.marginal
-    if kind is not None and marginal is not None and dense:
+    if kind is not None and gradient.density.has_long_tails and dense:
         wall, is_near = walls(gradient.passes, centre)
         far_limit = min(far_limit, wall)
-    nodes = None if marginal is None else (marginal.n_nodes, marginal.placed, marginal.error)
-    return Setup(key, centre, coordinates, phi, *slopes, passes, noise, far_limit, is_near, nodes)
+    states = tuple(rewrite.state for rewrite in gradient.density.rewrites)
+    return Setup(key, centre, coordinates, phi, *slopes, passes, noise, far_limit, is_near, states)
 
 
 def _extreme_curvatures(passes, centre, factor):

@@ -11,7 +11,6 @@ from scipy.linalg import solve_triangular
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.tuning.centre import near
-from pymc_sghmc.tuning.nodes import place_nodes
 from pymc_sghmc.tuning.setup import same_arrays, same_inputs, set_up
 
 __all__ = ["Setups"]
@@ -42,7 +41,9 @@ class Setups:
         self.given_centre = centre
         self._temperature = temperature
         self.current = self._first = None
-        self._near_centre = self._placed_for = None  # where nodes were placed, and for which data
+        self._near_centre = self._placed_for = (
+            None  # where rewrites were placed, and for which data
+        )
         self.made_from = None  # start, scale, highest order, other unknowns of the set-up in use
 
     def make(self, start, scale=None, highest=2):
@@ -55,8 +56,8 @@ class Setups:
         begin = start
         given = (*density.others, *density.held)
         optimise = scale is None and self.given_centre is None
-        if scale is None and not density.nodes_need_others:
-            self.place_nodes(start)
+        if scale is None and not density.placement_needs_others:
+            self.place(start)
         if self.given_centre is not None:
             begin = self.given_centre
         elif optimise and self._near_centre is not None:
@@ -68,8 +69,8 @@ class Setups:
         else:
             if not self.is_finite_at(start):
                 raise NonFinite(start, start, np.nan)
-            if density.nodes_need_others:
-                begin = place_nodes(self._gradient, begin, None if optimise else begin)
+            if density.placement_needs_others:
+                begin = self._placed_at(begin, None if optimise else begin)
             self.current = set_up(
                 self._gradient,
                 [e if order <= highest else None for order, e in enumerate(self._expansions, 1)],
@@ -83,22 +84,29 @@ class Setups:
         self.made_from = (start, scale, highest, density.others)
         return self.current
 
-    def place_nodes(self, start):
-        """Place nodes of quadrature, if there are any, unless they were placed for these data.
+    def place(self, start):
+        """Let rewrites of the model adapt to the data, unless they have adapted to these.
 
-        From where they are any start's centre is near. Where rows depend on what other steps sample
-        each set-up has its own.
+        From where they did, any start's centre is near. Where rows depend on what other steps
+        sample, each set-up has its own.
         """
         arrays = self._gradient.data.arrays
         if self._placed_for is None or not same_arrays(arrays, self._placed_for):
-            self._near_centre = place_nodes(self._gradient, start, self.given_centre)
+            self._near_centre = self._placed_at(start, self.given_centre)
             self._placed_for = arrays
 
+    def _placed_at(self, start, reference):
+        """Place rewrites; return where that was, if it is a good start."""
+        near_centre = None
+        for rewrite in self._gradient.density.rewrites:
+            if rewrite.is_placed:
+                near_centre = rewrite.place(self._gradient, start, reference)
+        return near_centre
+
     def follow(self, position):
-        """Let nodes lie where effects are given what other steps have sampled, if rows depend on that."""
-        density = self._gradient.density
-        if density.nodes_need_others:
-            density.group_effects.follow(density, self._gradient.data, position)
+        """Let rewrites adapt to what other steps have sampled."""
+        for rewrite in self._gradient.density.rewrites:
+            rewrite.follow(self._gradient, position)
 
     def move(self, start, highest) -> bool:
         """Let ``start`` be the centre, unless steps would have to be much shorter around it; tell.
@@ -119,10 +127,9 @@ class Setups:
 
     def _use(self, setup):
         self.current = setup
-        density = self._gradient.density
-        if density.marginal is not None:
-            *nodes, density.marginal.error = setup.nodes
-            density.set_nodes(*nodes)
+        rewrites = self._gradient.density.rewrites
+        for rewrite, state in zip(rewrites, setup.rewrite_states, strict=True):
+            rewrite.restore(state)
         for expansion, anchor in zip(self._expansions, setup.anchors, strict=True):
             if expansion is not None:
                 expansion.anchor = anchor

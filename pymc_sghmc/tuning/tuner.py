@@ -14,7 +14,6 @@ from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
 from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.tuning.budget import ChainTuning, score
-from pymc_sghmc.tuning.centring import choose_centring
 from pymc_sghmc.tuning.noise_around import known_of_effects
 from pymc_sghmc.tuning.options import options
 from pymc_sghmc.tuning.setups import Setups
@@ -70,7 +69,7 @@ class Tuner:
         estimates = settings.noise.is_tuned and not gradient.is_exact
         self.is_tuned = settings.are_free or self.may_change or estimates
         needs = has_expansions, isinstance(preconditioner, str), self.is_tuned, self.finds_rows
-        self.needs_setup = any(needs) or gradient.density.marginal is not None
+        self.needs_setup = any(needs) or any(r.is_placed for r in gradient.density.rewrites)
         self.setups = Setups(
             gradient,
             expansions,
@@ -107,7 +106,9 @@ class Tuner:
 
     def prepare(self) -> ChainTuning:
         """Set up for chains from the initial point, and return their first settings."""
-        points = choose_centring(self.gradient, self.initial, self.setups.given_centre)
+        points = self.initial, self.setups.given_centre
+        for rewrite in self.gradient.density.rewrites:
+            points = rewrite.choose(self.gradient, *points)
         self.initial, self.setups.given_centre = points
         self.setups.make_first(self.initial)
         return self._first_settings()

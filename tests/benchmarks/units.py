@@ -132,6 +132,7 @@ def run(model, gradient):
     import arviz as az
 
     from pymc_sghmc import SGHMC
+    from pymc_sghmc.hierarchy.marginal import marginal_of
 
     with model:
         names = [rv.name for rv in model.free_RVs if rv.name != "u"]
@@ -157,7 +158,7 @@ def run(model, gradient):
     return {
         "set-up": made - began, "passes": step.tuner.setup.passes, "sampling": sampling,
         "groups a step": step.tuner.gradient.data.batch_sizes[0],
-        "nodes": step.tuner.gradient.density.marginal.n_nodes,
+        "nodes": marginal_of(step.tuner.gradient.density).n_nodes,
         "µs a step": 1e6 * share * sampling / steps.sum(),
         "ESS a step": least / steps.sum(),
         "ESS/s": least / (share * sampling),

@@ -15,16 +15,17 @@ from scipy.stats import multivariate_normal
 
 from pymc_sghmc import SGHMC, SGLD, recover_effects
 from pymc_sghmc.checks import unconstrained_point
-from pymc_sghmc.gradients import effect_draws
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.coordinates import Coordinates
-from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
 from pymc_sghmc.gradients.second_order import second_order
-from pymc_sghmc.models.units import named_effects
+from pymc_sghmc.hierarchy import effect_draws
+from pymc_sghmc.hierarchy.cluster_effects import named_effects
+from pymc_sghmc.hierarchy.marginal import marginal_of
+from pymc_sghmc.hierarchy.placement import missed, place_nodes, reference_with_nodes
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.data import Minibatch
 from pymc_sghmc.step import cautions
-from pymc_sghmc.tuning.nodes import _centre_of_nodes, missed, place_nodes
+from pymc_sghmc.step.gradients import plain_gradient
 from pymc_sghmc.tuning.noise_around import noise_at_edge
 
 GROUPS, N = 12, 60
@@ -147,18 +148,18 @@ def marginal(build, names=None, batch_size=20):
     effects = named_effects(model, names, point)
     gone = {effect.value for effect in effects}
     unknowns = Unknowns([v for v in model.value_vars if v not in gone], point)
-    gradient = minibatch_gradient(
-        model, unknowns, batch_size, point, {"mode": "FAST_COMPILE"}, effects_of_groups=effects
+    gradient = plain_gradient(
+        model, unknowns, batch_size, point, {"mode": "FAST_COMPILE"}, effects=effects
     )
     position = unknowns.ravel(point) - 0.3
-    gradient.density.place_nodes(gradient.data, position)
+    marginal_of(gradient.density).place_at(gradient, position)
     return model, unknowns, gradient, position
 
 
 def by_brute_force(model, unknowns, gradient, position, names):
     """Log of the integral over each group's numbers of the model's own density, less its prior of the rest."""
     density = gradient.density
-    k, n = density.marginal.k, density.marginal.units.count.size
+    k, n = marginal_of(density).k, marginal_of(density).clusters.count.size
     terms = model.logp(vars=[*(model[name] for name in names), *model.observed_RVs], sum=False)
     logp = compile(model.value_vars, terms, mode="FAST_COMPILE", on_unused_input="ignore")
     axis = np.linspace(-30, 30, 3001) if k == 1 else np.linspace(-6, 6, 81)
@@ -166,7 +167,7 @@ def by_brute_force(model, unknowns, gradient, position, names):
     base = unknowns.unravel(position, model.initial_point())
     values = []
     for one in grid:
-        point = base | density.marginal.by_name(np.tile(one, (n, 1)))
+        point = base | marginal_of(density).by_name(np.tile(one, (n, 1)))
         found, total = logp(*(point[v.name] for v in model.value_vars)), np.zeros(n)
         for term in found[: len(names)]:
             total += np.moveaxis(term, term.shape.index(n), 0).reshape(n, -1).sum(axis=1)
@@ -184,17 +185,17 @@ EACH = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for n
 def test_likelihood_is_the_integral(name):
     model, unknowns, gradient, position = marginal(MODELS[name])
     names = ["u", "s"] if MODELS[name] in TWO else ["u"]
-    density, n_units = gradient.density, gradient.density.marginal.n_units
-    assert n_units == 10
+    density, n_clusters = gradient.density, marginal_of(gradient.density).n_clusters
+    assert n_clusters == 10
     for shift in SHIFTS:
         expected = by_brute_force(model, unknowns, gradient, position + shift, names)
-        density.set_nodes(61)
+        marginal_of(density).use(61)
         found = gradient.passes.likelihood(position + shift)[0]
         # empty groups' prior integrates to 1
-        in_order = expected[density.marginal.units.groups]
-        assert np.allclose(in_order[n_units:], 0, atol=1e-5)
-        error = 1e-8 if density.marginal.k == 1 else 1e-6  # the coarser grid's
-        assert found == pytest.approx(in_order[:n_units].sum(), abs=error)
+        in_order = expected[marginal_of(density).clusters.groups]
+        assert np.allclose(in_order[n_clusters:], 0, atol=1e-5)
+        error = 1e-8 if marginal_of(density).k == 1 else 1e-6  # the coarser grid's
+        assert found == pytest.approx(in_order[:n_clusters].sum(), abs=error)
 
 
 @pytest.mark.parametrize(
@@ -204,8 +205,8 @@ def test_gradient_is_that_of_the_integral(name):
     """Also three sds from the centre along each unknown, where the nodes must have followed."""
     _, _, gradient, position = marginal(MODELS[name])
     density, passes, d = gradient.density, gradient.passes, position.size
-    density.place_nodes(gradient.data, position, 0.2 * np.eye(d))
-    density.set_nodes(21)
+    marginal_of(density).place_at(gradient, position, 0.2 * np.eye(d))
+    marginal_of(density).use(21)
     for point in (position, *(position + sign * 0.6 * e for e in np.eye(d) for sign in (1, -1))):
         h = 1e-4 * np.eye(d)
         expected = [
@@ -220,9 +221,9 @@ def test_nodes_are_finite_wherever_they_are_placed():
     _, _, gradient, position = marginal(lkj)
     density, d = gradient.density, position.size
     for z in np.random.default_rng(0).standard_normal((20, d)):
-        density.place_nodes(gradient.data, position + 20 * z, np.eye(d))
-        assert np.isfinite(density.marginal.table).all()
-        assert np.isfinite(density.marginal.slopes).all()
+        marginal_of(density).place_at(gradient, position + 20 * z, np.eye(d))
+        assert np.isfinite(marginal_of(density).sites.table).all()
+        assert np.isfinite(marginal_of(density).sites.slopes).all()
 
 
 def test_modes_that_nodes_do_not_reach_are_told():
@@ -236,9 +237,9 @@ def test_modes_that_nodes_do_not_reach_are_told():
     some = np.arange(10)
     for build in (bent, logistic):
         model, unknowns, gradient, position = marginal(build)
-        gradient.density.set_nodes(31)
+        marginal_of(gradient.density).use(31)
         centre = SimpleNamespace(position=position, factor=0.1 * np.eye(2))
-        told = missed(gradient, centre, some)
+        told = missed(marginal_of(gradient.density), gradient, centre, some)
         if build is logistic:
             assert told == 0
             continue
@@ -278,21 +279,23 @@ def extreme_groups():
 def test_nodes_are_placed_where_the_centre_stays():
     """Five nodes for such groups send the centre to and fro; more find that of sixty-one."""
     _, _, gradient, start = marginal(extreme_groups, batch_size=500)
-    gradient.density.set_nodes(5)
-    *_, stays = _centre_of_nodes(gradient, start, None)
-    assert not stays
-    found = place_nodes(gradient, start, None)
-    assert gradient.density.marginal.error < 0.5
-    gradient.density.set_nodes(61)
-    expected, centre, stays = _centre_of_nodes(gradient, found, None)
-    assert stays and np.abs(Coordinates(centre.factor).from_theta(found - expected)).max() < 0.3
+    integrated = marginal_of(gradient.density)
+    integrated.use(5)
+    assert not reference_with_nodes(integrated, gradient, start, None).stays
+    found = place_nodes(integrated, gradient, start, None)
+    assert integrated.error < 0.5
+    integrated.use(61)
+    expected = reference_with_nodes(integrated, gradient, found, None)
+    moved = Coordinates(expected.fit.factor).from_theta(found - expected.position)
+    assert expected.stays and np.abs(moved).max() < 0.3
 
 
 def test_a_centre_that_never_stays_is_told(monkeypatch):
     _, _, gradient, start = marginal(gaussian_alone)
-    monkeypatch.setattr("pymc_sghmc.tuning.nodes.NEAR", -1.0)
-    place_nodes(gradient, start, None)
-    assert gradient.density.marginal.error == np.inf
+    monkeypatch.setattr("pymc_sghmc.hierarchy.placement.NEAR", -1.0)
+    integrated = marginal_of(gradient.density)
+    place_nodes(integrated, gradient, start, None)
+    assert integrated.error == np.inf
 
 
 def test_nodes_that_follow_need_be_few():
@@ -305,11 +308,11 @@ def test_nodes_that_follow_need_be_few():
     _, unknowns, gradient, position = marginal(shifted)
     density, d = gradient.density, position.size
     far = position + 2.0 * (np.arange(d) == unknowns.places["b"].start)  # it moves all effects
-    density.place_nodes(gradient.data, far)  # where a normal law needs one node
+    marginal_of(density).place_at(gradient, far)  # where a normal law needs one node
     expected, errors = gradient.passes.likelihood(far)[0], {}
     for factor in (None, 0.2 * np.eye(d)):
-        density.place_nodes(gradient.data, position, factor)
-        density.set_nodes(5)
+        marginal_of(density).place_at(gradient, position, factor)
+        marginal_of(density).use(5)
         errors[factor is None] = abs(gradient.passes.likelihood(far)[0] - expected)
     assert errors[False] < 1e-8 < 1e-6 < errors[True], errors
 
@@ -319,7 +322,7 @@ def test_both_forms_have_the_same_nodes():
     tables = []
     for form in (lkj, MODELS["lkj_non_centred"]):
         _, _, gradient, _ = marginal(form)
-        tables.append(gradient.density.marginal.table)
+        tables.append(marginal_of(gradient.density).sites.table)
     assert np.allclose(*tables)
 
 
@@ -331,8 +334,8 @@ def test_minibatches_of_groups_have_the_exact_mean(name):
     _, _, gradient, position = marginal(MODELS[name])
     density, data, d = gradient.density, gradient.data, position.size
     factor = 0.1 * np.eye(d)
-    density.place_nodes(data, position, factor)
-    density.set_nodes(15)
+    marginal_of(density).place_at(gradient, position, factor)
+    marginal_of(density).use(15)
     point = position + 0.1 * np.arange(d) / d
     expected = gradient.passes.log_density(point)
     first, second = ControlVariates(gradient), second_order(gradient)
@@ -360,7 +363,7 @@ def test_noise_far_out_is_that_of_the_worst_unknown():
     _, _, gradient, position = marginal(MODELS["poisson"])
     density, data, d = gradient.density, gradient.data, position.size
     factor = np.array([[0.1, 0.0], [0.06, 0.08]])
-    density.place_nodes(data, position, factor)
+    marginal_of(density).place_at(gradient, position, factor)
     second, coordinates, found = second_order(gradient), Coordinates(factor), []
     second.set_centre(position, factor)
     minibatches = [Minibatch((np.array([i]),), data.resident) for i in range(10)]
@@ -391,8 +394,8 @@ def test_normal_effects_of_many_numbers_have_the_closed_form(k):
 
     model, _, gradient, position = marginal(slopes)
     density, passes = gradient.density, gradient.passes
-    assert density.marginal.n_nodes == 3
-    density.place_nodes(gradient.data, position, 0.2 * np.eye(position.size))
+    assert marginal_of(density).n_nodes == 3
+    marginal_of(density).place_at(gradient, position, 0.2 * np.eye(position.size))
     [chol] = model.replace_rvs_by_values([model["chol"]])
     factor = compile([model.value_vars[0]], chol, mode="FAST_COMPILE")
     for point in (position, position + 0.4):
@@ -423,10 +426,10 @@ def test_order_of_rows_does_not_count():
         unknowns = Unknowns(
             [model["tau"]] and [model.rvs_to_values[model["tau"]]], model.initial_point()
         )
-        gradient = minibatch_gradient(
-            model, unknowns, 10, None, {"mode": "FAST_COMPILE"}, effects_of_groups=effects
+        gradient = plain_gradient(
+            model, unknowns, 10, None, {"mode": "FAST_COMPILE"}, effects=effects
         )
-        gradient.density.place_nodes(gradient.data, np.zeros(1))
+        marginal_of(gradient.density).place_at(gradient, np.zeros(1))
         found.append(gradient.passes.likelihood(np.array([0.3])))
     assert found[0][0] == pytest.approx(found[1][0])
     assert found[0][1] == pytest.approx(found[1][1])
@@ -440,14 +443,14 @@ def test_normal_effects_have_the_conditional_law():
         pm.Normal("y", u[GROUP], 1, observed=REAL)
     effects = named_effects(model, ["u"], model.initial_point())
     unknowns = Unknowns([model.rvs_to_values[tau]], model.initial_point())
-    gradient = minibatch_gradient(
-        model, unknowns, 10, None, {"mode": "FAST_COMPILE"}, effects_of_groups=effects
-    )
+    gradient = plain_gradient(model, unknowns, 10, None, {"mode": "FAST_COMPILE"}, effects=effects)
     density, position = gradient.density, np.log([0.8])
-    density.place_nodes(gradient.data, position - 1)  # somewhere else
-    assert not density.marginal.table[density.marginal.n_units :].any()  # nobody has seen these
+    marginal_of(density).place_at(gradient, position - 1)  # somewhere else
+    assert (
+        not marginal_of(density).sites.table[marginal_of(density).n_clusters :].any()
+    )  # nobody has seen these
     rng, n = np.random.default_rng(0), 1500
-    drawn = [density.group_effects.draw(density, gradient.data, position, rng) for _ in range(n)]
+    drawn = [marginal_of(density).draw(gradient, position, rng) for _ in range(n)]
     draws = np.array([values["u"] for values, _ in drawn])
     counts, sums = np.bincount(GROUP, minlength=GROUPS), np.bincount(GROUP, REAL, GROUPS)
     precision = counts + 0.8**-2
@@ -469,11 +472,9 @@ def test_effects_unlike_a_gaussian_have_the_conditional_law(monkeypatch):
         pm.Normal("y", b * pm.math.sigmoid(4 * (time - u[group])), 0.6, observed=y)
     effects = named_effects(model, ["u"], model.initial_point())
     unknowns = Unknowns([model.rvs_to_values[b]], model.initial_point())
-    gradient = minibatch_gradient(
-        model, unknowns, 100, None, {"mode": "FAST_COMPILE"}, effects_of_groups=effects
-    )
+    gradient = plain_gradient(model, unknowns, 100, None, {"mode": "FAST_COMPILE"}, effects=effects)
     density, position, n = gradient.density, np.array([2.0]), 250
-    density.place_nodes(gradient.data, position)
+    marginal_of(density).place_at(gradient, position)
     by_row = -0.5 * ((y[:, None] - 2 * expit(4 * (time[:, None] - x))) / 0.6) ** 2
     p = np.exp(np.add.reduceat(by_row, np.arange(0, 600, 10)) - 0.5 * x**2)
     p /= p.sum(axis=1, keepdims=True)
@@ -481,13 +482,13 @@ def test_effects_unlike_a_gaussian_have_the_conditional_law(monkeypatch):
     sd = (p @ x**2 - mean**2) ** 0.5
 
     def farthest():
-        draw = density.group_effects.draw
-        draws = [draw(density, gradient.data, position, rng)[0]["u"] for _ in range(n)]
+        draw = marginal_of(density).draw
+        draws = [draw(gradient, position, rng)[0]["u"] for _ in range(n)]
         return np.abs((np.mean(draws, axis=0) - mean) / sd).max() * n**0.5
 
     assert farthest() < 4.5  # standard errors
     monkeypatch.setattr(effect_draws, "HARD", np.inf)
-    density.group_effects.draw._hard = None
+    marginal_of(density).draw._hard = None
     assert farthest() > 7
 
 
@@ -503,11 +504,9 @@ def test_effects_where_the_prior_alone_is_another_heap_have_the_conditional_law(
         pm.Normal("y", u[group], 1, observed=y)
     effects = named_effects(model, ["lam", "z"], model.initial_point())
     unknowns = Unknowns([model.rvs_to_values[t]], model.initial_point())
-    gradient = minibatch_gradient(
-        model, unknowns, 100, None, {"mode": "FAST_COMPILE"}, effects_of_groups=effects
-    )
+    gradient = plain_gradient(model, unknowns, 100, None, {"mode": "FAST_COMPILE"}, effects=effects)
     density, position, n = gradient.density, np.log([tau]), 3
-    density.place_nodes(gradient.data, position)
+    marginal_of(density).place_at(gradient, position)
 
     log_lam = np.linspace(-12, 12, 2401)
     v = np.square(tau * np.exp(log_lam))
@@ -521,9 +520,7 @@ def test_effects_where_the_prior_alone_is_another_heap_have_the_conditional_law(
 
     def farthest():
         rng = np.random.default_rng(0)
-        draws = [
-            density.group_effects.draw(density, gradient.data, position, rng)[0] for _ in range(n)
-        ]
+        draws = [marginal_of(density).draw(gradient, position, rng)[0] for _ in range(n)]
         found = tau * np.array([draw["z"] * np.exp(draw["lam_log__"]) for draw in draws])
         found = found.reshape(n, values.size, copies).mean(axis=(0, 2))
         return np.abs((found - mean) / sd).max() * (n * copies) ** 0.5
@@ -755,12 +752,12 @@ def test_new_data_have_nodes_of_their_own():
         pm.Normal("y", u[GROUP], 1, observed=pm.Data("y_data", REAL))
         step = SGHMC(marginalize=["u"], batch_size=20, compile_kwargs={"mode": "FAST_COMPILE"})
         begins_there = step.tuner.setup
-        known, groups = step.tuner.gradient.density.marginal, np.unique(GROUP)
+        known, groups = marginal_of(step.tuner.gradient.density), np.unique(GROUP)
 
         def sums(data):
             return np.bincount(GROUP, data)[groups]
 
-        np.testing.assert_allclose(known.table[:-1, 0], sums(REAL))
+        np.testing.assert_allclose(known.sites.table[:-1, 0], sums(REAL))
         known.error, error = np.inf, known.error  # as of another set-up
         step.begin_chain(np.random.default_rng(0))
         step.step(model.initial_point() | {"tau_log__": np.array(1.5)})
@@ -769,11 +766,11 @@ def test_new_data_have_nodes_of_their_own():
         pm.set_data({"y_data": 3 * REAL + 1})
         step.begin_chain(np.random.default_rng(0))
         step.step(model.initial_point())
-        np.testing.assert_allclose(known.table[:-1, 0], sums(3 * REAL + 1))
+        np.testing.assert_allclose(known.sites.table[:-1, 0], sums(3 * REAL + 1))
         pm.set_data({"y_data": 1 - REAL})  # as where workers sampled, and have nodes of their own
         draws = xr.Dataset({"tau": (("chain", "draw"), np.ones((1, 2)))})
         recover_effects(SimpleNamespace(posterior=draws), step, progressbar=False)
-        np.testing.assert_allclose(known.table[:-1, 0], sums(1 - REAL))
+        np.testing.assert_allclose(known.sites.table[:-1, 0], sums(1 - REAL))
     assert step.chain.tuning.setup_from[-1] == ()  # a state holds nothing of a million groups
 
 
@@ -784,17 +781,17 @@ def test_nothing_is_left_of_the_data_before():
         u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), shape=GROUPS)
         pm.Bernoulli("y", logit_p=u[GROUP], observed=pm.Data("y_data", COIN))
         step = SGHMC(marginalize=["u"], **options)
-        step.tuner.gradient.density.set_nodes(31)
+        marginal_of(step.tuner.gradient.density).use(31)
         pm.set_data({"y_data": 1 - COIN})
         step.begin_chain(np.random.default_rng(0))
         step.step(model.initial_point())
         again = SGHMC(marginalize=["u"], **options)
-    (n, placed, error), (n_again, placed_again, error_again) = (
-        one.tuner.setup.nodes for one in (step, again)
+    (quadrature, sites, error), (quadrature_again, sites_again, error_again) = (
+        one.tuner.setup.rewrite_states[0] for one in (step, again)
     )
-    assert (n, error) == (n_again, error_again)
-    for one, other in zip(placed, placed_again, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert (quadrature, error) == (quadrature_again, error_again)
+    for name, array in vars(sites).items():
+        np.testing.assert_array_equal(array, getattr(sites_again, name))
 
 
 @pytest.mark.parametrize("name", ["1|g", "int8"])
@@ -891,13 +888,15 @@ def test_nodes_follow_what_other_steps_sample():
         pm.Normal("y", b * X + u[GROUP], sigma, observed=REAL)
         options = {"batch_size": 20, "compile_kwargs": {"mode": "FAST_COMPILE"}}
         step = SGHMC([tau, sigma, u], marginalize="u", **options)
-        point, known = model.initial_point(), step.tuner.gradient.density.marginal
+        point, known = model.initial_point(), marginal_of(step.tuner.gradient.density)
         for value in 5.0, -2.0, 30.0:
             point |= {"b": np.array(value)}
             start = step.tuner.gradient.density.from_model(step.unknowns.ravel(point))
             point, _ = step.step(point)
             place = step.unknowns.names.index("sigma_log__")
-            now = known.table[:-1, 0] + known.slopes[:-1] @ (start - known.centre)
+            now = known.sites.table[:-1, 0] + known.sites.slopes[:-1] @ (
+                start - known.sites.reference
+            )
             expected = np.bincount(GROUP, REAL - value * X)[groups] / np.exp(2 * start[place])
             if value != 5.0:  # where a chain begins it goes elsewhere first
                 np.testing.assert_allclose(now, expected, rtol=1e-6, atol=1e-8)
@@ -948,14 +947,14 @@ def test_all_ways_in_give_the_same_likelihood():
         point = model.initial_point()
         effects = named_effects(model, ["z"], point)
         unknowns = Unknowns([v for v in model.value_vars if v.name != "z"], point)
-        return minibatch_gradient(
+        return plain_gradient(
             model,
             unknowns,
             batch_size,
             point,
             {"mode": "FAST_COMPILE"},
             data,
-            effects_of_groups=effects,
+            effects=effects,
         )
 
     few = build(
@@ -969,8 +968,26 @@ def test_all_ways_in_give_the_same_likelihood():
     ]
     results = []
     for one in found:
-        one.density.place_nodes(one.data, np.zeros(2))
+        marginal_of(one.density).place_at(one, np.zeros(2))
         results.append(one.passes.likelihood(np.array([0.3, -0.2])))
     for logp, grad in results[1:]:
         assert logp == pytest.approx(results[0][0])
         assert grad == pytest.approx(results[0][1])
+
+
+def test_a_group_with_most_of_the_rows_is_named_before_set_up(caplog):
+    """And none is named where all have alike."""
+
+    def build(group):
+        tau = pm.HalfNormal("tau", 1)
+        u = pm.Normal("u", 0, tau, shape=30)
+        pm.Normal("y", u[group], 1, observed=np.zeros(group.size))
+
+    even = np.repeat(np.arange(30), 3)
+    with caplog.at_level("WARNING", "pymc.sghmc"):
+        marginal(lambda: build(even), batch_size=6)
+        assert not caplog.records
+        marginal(lambda: build(np.append(even, np.full(5000, 7))), batch_size=6)
+    [record] = caplog.records
+    assert "group 7 of u" in record.getMessage()
+    assert "a likelihood of their own" in record.getMessage()

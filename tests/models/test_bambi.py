@@ -7,8 +7,9 @@ import pytest
 from modes import FAST
 from targets import by_way_of_the_model, log_density
 
-from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.models.unknowns import Unknowns
+from pymc_sghmc.step.gradients import plain_gradient
 
 bambi = pytest.importorskip("bambi", reason="Bambi isn't installed")
 
@@ -46,12 +47,12 @@ def test_groups_are_effects_and_the_density_is_the_models(formula, noncentered):
     model = made.backend.model
     point = model.initial_point()
     unknowns = Unknowns(model.value_vars, point)
-    density = LogDensity(model, unknowns, 10, point, FAST, may_centre=True)
-    assert set(density.centring.places) == {
+    density = plain_gradient(model, unknowns, 10, point, FAST, may_centre=True).density
+    assert set(density.group_coefficients) == {
         name + "_offset" if noncentered else name for name in names
     }
     rng = np.random.default_rng(0)
-    density.set_centring(rng.random(density.centring.as_written.size))
+    centring_of(density).weights = rng.random(centring_of(density).as_written.size)
     x = density.from_model(unknowns.ravel(point)) + 0.3 * rng.standard_normal(unknowns.d)
     expected, *_ = by_way_of_the_model(density, model.compile_logp(**FAST), unknowns, point, x)
     assert log_density(density, x, N) == pytest.approx(expected, abs=1e-5)

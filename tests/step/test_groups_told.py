@@ -7,7 +7,8 @@ import pymc as pm
 import pytest
 
 from pymc_sghmc import SGHMC
-from pymc_sghmc.step import effects, gradients
+from pymc_sghmc.hierarchy import rewrites
+from pymc_sghmc.step import gradients
 
 
 class Told(Exception):
@@ -19,7 +20,7 @@ def said(monkeypatch, caplog):
     """What is said of a model."""
 
     def tell(*args):
-        effects.tell_of_groups(*args)
+        rewrites.advise_to_integrate_out(*args)
         raise Told
 
     def say(model, **options):
@@ -28,7 +29,7 @@ def said(monkeypatch, caplog):
             SGHMC(**{"batch_size": 50, "compile_kwargs": {"mode": "FAST_COMPILE"}} | options)
         return caplog.text
 
-    monkeypatch.setattr(gradients, "tell_of_groups", tell)
+    monkeypatch.setattr(gradients, "advise_to_integrate_out", tell)
     return say
 
 

@@ -9,10 +9,10 @@ from modes import FAST, QUIET, C
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.coordinates import Coordinates, low_rank
-from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
+from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.models.unknowns import Unknowns
+from pymc_sghmc.step.gradients import plain_gradient
 from pymc_sghmc.tuning import budget, centre, centring, noise_around, setup
-from pymc_sghmc.tuning.centring import choose_centring
 from pymc_sghmc.tuning.curvature import CountedPasses, extreme_curvatures
 from pymc_sghmc.tuning.low_rank import low_rank_mass
 
@@ -37,7 +37,7 @@ def groups(form, tau=0.7, fixed=False, seed=0):
 def gradient_with_effects(model, batch_size=100):
     point = model.initial_point()
     unknowns = Unknowns(model.value_vars, point)
-    gradient = minibatch_gradient(model, unknowns, batch_size, point, FAST, may_centre=True)
+    gradient = plain_gradient(model, unknowns, batch_size, point, FAST, may_centre=True)
     return gradient, unknowns.ravel(point)
 
 
@@ -46,18 +46,20 @@ def test_effects_are_centred_by_what_their_rows_say(form):
     # r = nτ²/σ² of n Gaussian rows, and λ = r/(1 + r), whatever form the model has
     gradient, start = gradient_with_effects(groups(form, fixed=True))
     own = gradient.density.to_model(start)
-    [position] = choose_centring(gradient, start)
+    [position] = centring_of(gradient.density).choose(gradient, start)
     ratio = SIZES * 0.7**2 / SIGMA**2
-    np.testing.assert_allclose(gradient.density.centring.weights, ratio / (1 + ratio), rtol=0.02)
+    np.testing.assert_allclose(
+        centring_of(gradient.density).weights, ratio / (1 + ratio), rtol=0.02
+    )
     np.testing.assert_allclose(gradient.density.to_model(position), own, rtol=1e-12)
-    [again] = choose_centring(gradient, position)  # it is chosen once
+    [again] = centring_of(gradient.density).choose(gradient, position)  # it is chosen once
     assert again is position
 
 
 def test_groups_that_say_nothing_of_their_scale_are_hardly_centred():
     gradient, start = gradient_with_effects(groups("centred", tau=1e-3))
-    choose_centring(gradient, start)
-    assert gradient.density.centring.weights.max() < 0.5
+    centring_of(gradient.density).choose(gradient, start)
+    assert centring_of(gradient.density).weights.max() < 0.5
 
 
 def test_coefficients_that_rows_know_together_are_centred_by_each_ones_own_curvature():
@@ -68,9 +70,9 @@ def test_coefficients_that_rows_know_together_are_centred_by_each_ones_own_curva
         b = pm.Normal("b", 0, pm.HalfNormal("tau", 1), shape=3)
         pm.Normal("y", x @ b, 1, observed=y)
     gradient, start = gradient_with_effects(model)
-    choose_centring(gradient, start)
+    centring_of(gradient.density).choose(gradient, start)
     # sums over rows of the curvature's matrix are below zero
-    assert gradient.density.centring.weights.min() > 0.9
+    assert centring_of(gradient.density).weights.min() > 0.9
 
 
 def test_learning_rate_is_limited_by_the_curvature_far_out():
@@ -89,7 +91,7 @@ def test_both_forms_are_sampled_alike():
     for form, name in (("centred", "u"), ("non-centred", "z")):
         with groups(form):
             step = SGHMC(batch_size=200, compile_kwargs=C, n_steps=3)
-        found.append((step.tuner.setup, step.tuner.gradient.density.centring.by_name()[name]))
+        found.append((step.tuner.setup, centring_of(step.tuner.gradient.density).by_name()[name]))
     (a, weights), (b, others) = found
     np.testing.assert_allclose(weights, others, rtol=1e-3)
     np.testing.assert_allclose(a.noise.plain, b.noise.plain, rtol=0.05)

@@ -45,14 +45,14 @@ class Valleys(LogDensity):
         self.given_types = [] if a is None else [("a", float)]
         self.needed_by_likelihood = [name for name, _ in self.given_types]
         self.d, self.dtype, self.weights_dtype = D, np.dtype(float), np.dtype(float)
-        self.given, self.graph, self.centring, self.marginal = (), None, None, None
+        self.graph, self.rewrites, self._input_values = None, (), []
         self.condition_on({"a": a})
 
     held = ()  # no other data
 
     def __call__(self, position, prior_weight, row_weights, rows, arrays):
         [weights], [idx], (c, y) = row_weights, rows, arrays
-        [a] = self.given or [0.0]
+        [a] = self.others or [0.0]
         shift = position + a - y[idx]
         logp = -0.5 * weights @ (c[idx] * shift**2).sum(axis=1)
         grad = -weights @ (c[idx] * shift)

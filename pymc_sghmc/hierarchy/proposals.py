@@ -1,4 +1,4 @@
-"""Independent proposals for the numbers of groups: heavy-tailed around a Gaussian, or a mixture over nodes.
+"""Independent proposals for coefficients of groups: heavy-tailed, or a mixture over nodes.
 
 Knows arrays alone.
 """
@@ -50,7 +50,7 @@ class HeavyTailed:
 
 
 class OverNodes:
-    """A mixture of Gaussians around nodes of quadrature, of which each counts as a density has it there.
+    """A mixture of Gaussians around nodes of quadrature, weighted by a density at the nodes.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class OverNodes:
         ]
 
     def excess(self):
-        """Return how many times as dense as the t distribution the density is, at most: at the nodes, (n,)."""
+        """Return the largest ratio of the density to the t distribution's at the nodes, (n,)."""
         first = self.around[0]
         k = self._z.shape[1]
         constant = (

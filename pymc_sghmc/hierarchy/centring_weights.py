@@ -10,15 +10,15 @@ import numpy as np
 from pymc_sghmc.tuning.curvature import MAX_DENSE, CountedPasses
 from pymc_sghmc.tuning.mass import centre_of_mass, mean_field
 
-__all__ = ["choose_centring"]
+__all__ = ["chosen_weights"]
 
 STEP = 1e-3  # prior standard deviations, of differences of gradients
 N_PAIRS = 8  # of draws ±z from the fit
 TINY = 1e-12
 
 
-def choose_centring(gradient, *points) -> tuple:
-    """Choose λ of all effects, if that is left, put it into use, and return ``points`` in these coordinates.
+def chosen_weights(gradient, centring, start) -> np.ndarray:
+    """Choose λ of all entries of all effects.
 
     r is the curvature of an effect's likelihood over that of its prior, and λ = r/(1 + r). Both are
     taken at draws from a Gaussian that is fitted with λ = 0: with λ = 1 such fits end at scales of
@@ -27,43 +27,33 @@ def choose_centring(gradient, *points) -> tuple:
     Parameters
     ----------
     gradient : MinibatchGradient
-    *points : array of shape (d,) or None
-        In the present coordinates; the fit begins at the first.
+    centring : PartialCentring
+        Whose ``weights`` are changed on the way, and ``fitted`` is set.
+    start : array of shape (d,)
+        Where the fit begins, in the model's own coordinates.
     """
     density = gradient.density
-    if density.centring is None or not density.centring.is_free:
-        return points
-    own = [None if point is None else density.to_model(point) for point in points]
-    density.set_centring(_chosen(gradient, own[0]))
-    density.centring.is_free = False
-    return tuple(None if point is None else density.from_model(point) for point in own)
-
-
-def _chosen(gradient, start):
-    """λ of all entries, by a fit from a point in the model's own coordinates."""
-    density = gradient.density
-    centring = density.centring
     counted = CountedPasses(gradient.passes)
     none = np.zeros_like(centring.as_written)
-    density.set_centring(none)
+    centring.weights = none
     fit = mean_field(counted, density.from_model(start).astype(float))
     if fit is None:
         return centring.as_written
     centring.fitted = density.to_model(fit[0])
-    ratios, below = _ratios(counted, *fit, centring.places.values())
-    found = ratios / (1 + ratios)
+    ratios, below = _ratios(counted, *fit, centring.group_coefficients.values())
+    weights_of_ratios = ratios / (1 + ratios)
     if start.size > MAX_DENSE:
-        return found
-    for weights in (found, below * ratios / (1 + below * ratios), none):
-        density.set_centring(weights)
+        return weights_of_ratios
+    for weights in (weights_of_ratios, below * ratios / (1 + below * ratios), none):
+        centring.weights = weights
         mass = centre_of_mass(counted, density.from_model(start).astype(float))
         if mass is not None and mass.is_near:
             return weights
-    return found
+    return weights_of_ratios
 
 
 def _ratios(counted, mean, sds, places):
-    """Curvature of the likelihood in each effect's prior standard deviations, and what it may fall to.
+    """Curvature of the likelihood in each effect's prior standard deviations, and its least factor.
 
     It goes with the square of the scale τ. The latter is a factor for τ one standard deviation
     below its mean: where τ is hardly known, a form may have to serve small ones rather than the

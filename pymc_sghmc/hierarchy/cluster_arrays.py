@@ -1,4 +1,4 @@
-"""Rows of groups that are drawn together. Knows arrays and numbers of rows, no gradients."""
+"""Clusters of rows that are drawn together. Knows arrays and numbers of rows, no gradients."""
 
 import zlib
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from pymc_sghmc.rows.data import InMemory
 
-__all__ = ["GroupsInMemory", "checksum"]
+__all__ = ["ClusteredInMemory", "checksum"]
 
 
 def checksum(array) -> int:
@@ -14,25 +14,25 @@ def checksum(array) -> int:
     return zlib.crc32(np.ascontiguousarray(array))
 
 
-class GroupsInMemory(InMemory):
-    """Arrays whose rows belong to units, of which minibatches draw some, each with all of its rows.
+class ClusteredInMemory(InMemory):
+    """Arrays whose rows belong to clusters, of which minibatches draw some, each with all its rows.
 
     Parameters
     ----------
     groups, sources, dtype, resident
-        As of `InMemory`; the batch size of one group of likelihoods is of rows, on average.
-    place : int
-        Which group of likelihoods has the units.
-    counts : array of shape (units,)
+        As of `InMemory`.
+    likelihood : int
+        Which group of likelihoods has the clusters.
+    counts : array of shape (clusters,)
         Of their rows.
     width : int
-        Numbers that are computed of each row at once.
+        Values that are computed of each row at once.
     checksums : dict of {int: int}
         Of arrays that tell the groups of rows, by their place among all.
     """
 
-    def __init__(self, groups, sources, dtype, resident, place, counts, width, checksums):
-        self._place = place
+    def __init__(self, groups, sources, dtype, resident, *, likelihood, counts, width, checksums):
+        self._likelihood = likelihood
         self._counts = counts
         self._width = width
         self._checksums = checksums
@@ -40,8 +40,8 @@ class GroupsInMemory(InMemory):
         super().__init__(groups, sources, dtype, resident)
 
     def _count(self, n_rows):
-        n = n_rows[self._place]
-        n_units = self._counts.size
+        n = n_rows[self._likelihood]
+        n_clusters = self._counts.size
         if n != self._counts.sum():
             raise ValueError(
                 f"marginalize: there are {n} rows now, and were {self._counts.sum()} when the "
@@ -52,12 +52,14 @@ class GroupsInMemory(InMemory):
                 "marginalize: rows belong to other groups now than when the step was made. Make "
                 "a new step after pm.set_data."
             )
-        super()._count([n_units if k == self._place else rows for k, rows in enumerate(n_rows)])
+        super()._count(
+            [n_clusters if k == self._likelihood else rows for k, rows in enumerate(n_rows)]
+        )
 
     def _rows_per_chunk(self):
         found = super()._rows_per_chunk()
         rows = max(1.0, self.rows_of_each * self._width)
-        found[self._place] = max(10, int(found[self._place] / rows))
+        found[self._likelihood] = max(10, int(found[self._likelihood] / rows))
         return found
 
     def odd_values(self, minibatch=None):

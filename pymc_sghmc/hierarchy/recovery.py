@@ -12,6 +12,7 @@ from pymc.pytensorf import compile
 from pymc.util import get_random_generator
 
 from pymc_sghmc.checks import quoted, whole_steps
+from pymc_sghmc.hierarchy.marginal import marginal_of
 
 __all__ = ["recover_effects"]
 
@@ -89,16 +90,17 @@ def recover_effects(
         words = "recover_effects: call it within `with model:`, or pass model=."
         raise TypeError(words) from None
     density = gradient.density
-    if density.marginal is None:
+    marginal = marginal_of(density)
+    if marginal is None:
         raise ValueError(
             "recover_effects: this step integrates nothing out. Make it with marginalize=."
         )
     gradient.data.reload()  # pm.set_data may have changed the groups, which is refused, or the rows
-    if not density.nodes_need_others:  # else they follow each draw
-        step.tuner.setups.place_nodes(step.tuner.initial)
+    if not density.placement_needs_others:  # else they follow each draw
+        step.tuner.setups.place(step.tuner.initial)
     n_wanted = whole_steps("draws", draws, "draws")
     rng = get_random_generator(random_seed)
-    of_groups = _checked(groups, density.marginal.n_groups)
+    of_groups = _checked(groups, marginal.n_groups)
     posterior = idata.posterior
     posterior = posterior.to_dataset() if hasattr(posterior, "to_dataset") else posterior
     names = {*step.unknowns.names, *(name for name, _ in density.given_types)}
@@ -107,8 +109,7 @@ def recover_effects(
     if missing := [rv.name for rv in rvs if rv.name not in posterior]:
         raise ValueError(
             f"recover_effects: the posterior has no draws of {quoted(missing)}, of which effects "
-            "depend, or those of groups with very many rows. Leave out var_names= in pm.sample, or "
-            "name them."
+            "depend. Leave out var_names= in pm.sample, or name them."
         )
     n = posterior.sizes["draw"]
     thinned = posterior.isel(draw=np.unique(np.linspace(0, n - 1, min(n, n_wanted)).astype(int)))
@@ -131,10 +132,9 @@ def recover_effects(
             density.condition_on(point)
             position = density.from_model(step.unknowns.ravel(point))
             step.tuner.setups.follow(position)
-            known = density, gradient.data, position, rng
-            drawn = density.group_effects.draw(*known, groups=of_groups)[0]
+            drawn = marginal.draw(gradient, position, rng, groups=of_groups).values
             if of_groups is not None:
-                axes = density.marginal.axes
+                axes = marginal.axes
                 drawn = {name: np.take(x, of_groups, axes[name]) for name, x in drawn.items()}
             if found is None:
                 found = {name: np.empty((*shape, *x.shape)) for name, x in drawn.items()}
@@ -143,11 +143,11 @@ def recover_effects(
             bar.update(task, advance=1)
     flat = [x.reshape(-1, *x.shape[2:]).astype(rv.dtype) for x, rv in zip(inputs, rvs, strict=True)]
     of_draws = dict(zip(rvs, flat, strict=True))
-    effects = _as_variables(found, model, of_draws, of_groups, density.marginal)
+    effects = _as_variables(found, model, of_draws, of_groups, marginal)
     if of_groups is None:
         return thinned.assign(effects)
     by_value = {value.name: rv.name for value, rv in model.values_to_rvs.items()}
-    dims = {by_value[v]: effects[by_value[v]].dims[2 + n] for v, n in density.marginal.axes.items()}
+    dims = {by_value[v]: effects[by_value[v]].dims[2 + n] for v, n in marginal.axes.items()}
     rest = thinned.drop_dims(set(dims.values()), errors="ignore")
     labels = {dim: _labels(model, dim, of_groups) for dim in dims.values()}
     return rest.assign(effects).assign_coords(labels)

@@ -1,4 +1,4 @@
-"""Effects: unknowns with several entries whose scale is unknown, too, in whatever form a model has them.
+"""Effects of unknown scale, in whatever form a model has them.
 
 Knows models and their graphs, no data and no coordinates.
 """
@@ -12,17 +12,17 @@ import pytensor.tensor as pt
 from pytensor.tensor.random.op import RandomVariable
 
 from pymc_sghmc.compat import ancestors
-from pymc_sghmc.models.products import Mixing, is_positive, products, told_by
+from pymc_sghmc.hierarchy.products import Mixing, is_positive, products, told_by
 
-__all__ = ["Effects", "effects"]
+__all__ = ["LOCATION_AND_SCALE", "ScaledEffect", "scaled_effects"]
 
 LOCATION_AND_SCALE = tuple(
     type(kind.rv_op) for kind in (pm.Normal, pm.StudentT, pm.Laplace, pm.Cauchy, pm.Logistic)
 )
 
 
-class Effects(NamedTuple):
-    """An unknown of the model with several entries, and what scales them."""
+class ScaledEffect(NamedTuple):
+    """A parameter of the model with several entries, and what scales them."""
 
     value: Any  # the model's variable
     location: Any  # μ, broadcastable to its shape
@@ -36,7 +36,7 @@ class Effects(NamedTuple):
         return [self.location, self.scale]
 
 
-def effects(model, terms, unknowns) -> list:
+def scaled_effects(model, terms, unknowns) -> list[ScaledEffect]:
     """Find the effects among ``unknowns`` whose scale depends on others of them.
 
     Two forms are known: priors of effects whose scale is unknown, such as ``Normal(mu, tau)`` or
@@ -73,7 +73,7 @@ def effects(model, terms, unknowns) -> list:
     return [by_value[value] for value in order]
 
 
-def _as_prior(model, rv, value) -> Effects | None:
+def _as_prior(model, rv, value) -> ScaledEffect | None:
     """Know ``u ~ Normal(μ, τ)`` and the like, with values on the whole real line."""
     op = rv.owner.op if rv.owner is not None else None
     if not isinstance(op, RandomVariable) or model.rvs_to_transforms[rv] is not None:
@@ -81,15 +81,15 @@ def _as_prior(model, rv, value) -> Effects | None:
     parameters = op.dist_params(rv.owner)
     if isinstance(op, LOCATION_AND_SCALE):
         location, scale = model.replace_rvs_by_values(list(parameters[-2:]))
-        return Effects(value, location, scale, 1.0)
+        return ScaledEffect(value, location, scale, 1.0)
     if isinstance(op, type(pm.MvNormal.rv_op)):
         location, covariance = model.replace_rvs_by_values(list(parameters))
         variances = pt.diagonal(covariance, axis1=-2, axis2=-1)
-        return Effects(value, location, pt.sqrt(variances), 1.0)
+        return ScaledEffect(value, location, pt.sqrt(variances), 1.0)
     return None
 
 
-def _as_product(model, rv, value, terms, unknowns) -> Effects | None:
+def _as_product(model, rv, value, terms, unknowns) -> ScaledEffect | None:
     """Know τz and Cz: rows depend on z by way of its product with one scale or factor alone."""
     op = rv.owner.op if rv.owner is not None else None
     known = isinstance(op, RandomVariable) and op.ndim_supp == 0
@@ -101,7 +101,7 @@ def _as_product(model, rv, value, terms, unknowns) -> Effects | None:
     scale, mixing = products(value, terms, set(model.value_vars), unknowns)
     if mixing is not None:
         scale = mixing.over(pt.sqrt(pt.square(mixing.factor).sum(axis=1)))
-    return None if scale is None else Effects(value, pt.zeros(()), scale, 0.0, mixing)
+    return None if scale is None else ScaledEffect(value, pt.zeros(()), scale, 0.0, mixing)
 
 
 def _is_known(one, variables) -> bool:

@@ -15,7 +15,7 @@ from pymc_sghmc.gradients.expansion import Expansion
 from pymc_sghmc.gradients.passes import by_row
 from pymc_sghmc.rows.orders import ByLeverage
 
-__all__ = ["GroupExpansion", "group_expansion"]
+__all__ = ["ClusterQuadratics", "cluster_quadratics"]
 
 MOST_UNKNOWNS = 20  # that functions are quadratic in
 MOST_BYTES = 2**31  # of their coefficients
@@ -26,7 +26,7 @@ STEP = 1e-3  # sds, of differences
 SOME = 4000  # units by which noise is measured
 
 
-class GroupExpansion(AroundExpansion):
+class ClusterQuadratics(AroundExpansion):
     """A gradient without the slope of its noise at a centre, see `SecondOrder`, of groups.
 
     Parameters
@@ -41,7 +41,9 @@ class GroupExpansion(AroundExpansion):
         self.passes = gradient.passes
         graph = self.density.graph
         d = self.density.d
-        own, (units,), (weights,) = graph.position, graph.rows, graph.row_weights
+        own = graph.position
+        [units] = graph.rows
+        [weights] = graph.row_weights
         centre = own.type("centre_of_control_variates")
         anchor = own.type("anchor")
         level = pt.dscalar("level")
@@ -151,8 +153,8 @@ class GroupExpansion(AroundExpansion):
         return squares - np.square(sums)
 
 
-def group_expansion(gradient) -> GroupExpansion | str:
-    """Make the gradient of groups where that can be, or say why it can't: of a density with a `Marginal`."""
+def cluster_quadratics(gradient) -> ClusterQuadratics | str:
+    """Make second-order control variates of clusters, or say why there can't be any."""
     data = gradient.data
     d = gradient.density.d
     if len(data.n_rows) > 1:
@@ -161,7 +163,7 @@ def group_expansion(gradient) -> GroupExpansion | str:
         return f"there are more than {MOST_UNKNOWNS} unknowns beside the effects"
     if 4 * d * d * data.n_rows[0] > MOST_BYTES:
         return "it would take too much memory"
-    return GroupExpansion(gradient)
+    return ClusterQuadratics(gradient)
 
 
 def _places(d):

@@ -1,6 +1,6 @@
-"""Effects that a step integrates out: which they are, and their values in recorded draws.
+"""Which group effects a step rewrites: integrated out as asked, others partially centred.
 
-Knows arguments, models and densities, no chain.
+Knows arguments and models, no chain.
 """
 
 import logging
@@ -10,11 +10,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from pymc_sghmc.checks import quoted
+from pymc_sghmc.hierarchy.centring import centring_of, partially_centre
+from pymc_sghmc.hierarchy.cluster_effects import clustered_rows, named_effects
+from pymc_sghmc.hierarchy.marginal import integrate_out
 from pymc_sghmc.loops.backends import is_jax
 from pymc_sghmc.models.contract import minibatch_log_density
-from pymc_sghmc.models.units import grouped_rows, named_effects
+from pymc_sghmc.models.row_model import RowModel
 
-__all__ = ["integrated_out", "recovered", "tell_of_groups"]
+__all__ = ["advise_to_integrate_out", "integrated_effects", "rewritten"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
@@ -24,8 +27,8 @@ MOST_NUMBERS = 2  # of a group, and unknowns that are left
 MOST_LEFT = 50
 
 
-def integrated_out(model, given, point, variables) -> tuple:
-    """Return the effects that ``marginalize`` names, and the variables of a step that are left to sample.
+def integrated_effects(model, given, point, variables) -> tuple:
+    """Return the effects that ``marginalize`` names, and the variables that are left to sample.
 
     Parameters
     ----------
@@ -48,7 +51,8 @@ def integrated_out(model, given, point, variables) -> tuple:
     problems = {
         "data": given["data"] is not None
         and not isinstance(given["data"], Mapping)
-        and "a loader gives rows in windows, and groups need all of theirs at once. Pass arrays, such as np.memmap",
+        and "a loader gives rows in windows, and groups need all of theirs at once. Pass arrays, "
+        "such as np.memmap",
         "compile_kwargs": is_jax((given["compile_kwargs"] or {}).get("mode"))
         and "JAX compiles for a fixed number of rows, and groups differ. Use Numba or C",
         "blocked": not given["blocked"]
@@ -71,24 +75,28 @@ def integrated_out(model, given, point, variables) -> tuple:
     return effects, left
 
 
-def recovered(gradient, position, rng, settings, is_tuning) -> dict:
-    """Return values of effects that are integrated out, given all else; NaN where they aren't to be drawn.
+def rewritten(rows, model, effects, *, may_centre, recover) -> RowModel:
+    """Rewrite a model's group effects: integrate some out, centre others partially.
 
-    While tuning there are none, unless other steps sample unknowns given them.
+    Parameters
+    ----------
+    rows : RowModel
+        Cut without the priors of ``effects``.
+    model : pm.Model
+    effects : list of ClusterEffect
+        To be integrated out.
+    may_centre : bool
+        Whether positions may be in other coordinates than the model's.
+    recover : bool
+        Whether values of effects that are integrated out are drawn for each draw.
     """
-    density = gradient.density
-    marginal = gradient.density.marginal
-    if marginal is None or (is_tuning and not density.given_types):
-        return {}
-    if settings["recover"]:
-        return density.group_effects.draw(density, gradient.data, position, rng)[0]
-    known = density.unknowns.unravel(density.to_model(position), marginal.nothing)
-    return {name: known[name] for name in marginal.names}
+    rows = integrate_out(rows, model, effects, recover)
+    return partially_centre(rows, model) if may_centre else rows
 
 
-def tell_of_groups(model, given, point, unknowns, gradient) -> None:
-    """Say in the log which effects could be integrated out, where there are many groups of few rows."""
-    centring = gradient.density.centring
+def advise_to_integrate_out(model, given, point, unknowns, gradient) -> None:
+    """Log which effects could be integrated out, where there are many groups of few rows."""
+    centring = centring_of(gradient.density)
     data = given["data"]
     streamed = data is not None and not isinstance(data, Mapping)
     if centring is None or streamed or not given["blocked"] or given["temperature"] != 1.0:
@@ -122,6 +130,7 @@ def _can_be(model, names, point) -> bool:
         without = tuple(effect.rv for effect in effects)
         rest, groups = minibatch_log_density(model, 1, point, None, without)
         terms = [group.log_likelihood for group in groups]
-        return grouped_rows(model, effects, terms, [rest], shapes)[2].size <= MOST_NUMBERS
+        clustering = clustered_rows(model, effects, terms, [rest], shapes)
+        return clustering.rows.size <= MOST_NUMBERS
     except (ValueError, NotImplementedError):
         return False

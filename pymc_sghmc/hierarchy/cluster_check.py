@@ -1,4 +1,4 @@
-"""The check that numbers of groups, put in the place of an unknown, give the model's own log-densities.
+"""The check that coefficients of groups in an effect's place give the model's own log-densities.
 
 Knows models and their graphs, no quadrature and no chain.
 """
@@ -10,25 +10,25 @@ from pymc.logprob.utils import ParameterValueError
 from pymc.pytensorf import compile
 from pytensor import config
 
-from pymc_sghmc.models.grouped_rows import refused
+from pymc_sghmc.hierarchy.clustered_rows import refused
 from pymc_sghmc.models.independence import STABLE
 
-__all__ = ["check_groups"]
+__all__ = ["check_clusters"]
 
 CHECKED_ROWS = 300
 JITTERS = (0.5, 0.1, 0.01)  # of the start
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4, "equal_nan": True}
 
 
-def check_groups(model, effects, rows, term, batches, arrays, index, point) -> None:
+def check_clusters(model, effects, rows, term, batches, arrays, index, point) -> None:
     """Refuse effects of which numbers by group give other log-densities than the model.
 
     Parameters
     ----------
     model : pm.Model
-    effects : list of Effect
+    effects : list of ClusterEffect
         As the model has them.
-    rows : GroupedRows
+    rows : ClusteredRows
     term : TensorVariable
         Log-likelihood of rows, as the model has it.
     batches, arrays : list
@@ -56,17 +56,20 @@ def check_groups(model, effects, rows, term, batches, arrays, index, point) -> N
     except Exception as error:
         words = str(error).strip().splitlines() or [repr(error)]
         raise refused(
-            effects[0], f"numbers of groups don't fit into its place (PyTensor says: {words[0]})"
+            effects[0].rv.name,
+            f"numbers of groups don't fit into its place (PyTensor says: {words[0]})",
         ) from error
     for of_rows, prior, of_rows_too, prior_too in filter(None, found):
         if not np.allclose(of_rows, of_rows_too, **TOLERANCE):
-            raise refused(effects[0], "a row depends on more than the numbers of its own group")
+            raise refused(
+                effects[0].rv.name, "a row depends on more than the numbers of its own group"
+            )
         if not np.allclose(prior, prior_too, **TOLERANCE):
-            raise refused(effects[0], "its prior isn't a sum over groups")
+            raise refused(effects[0].rv.name, "its prior isn't a sum over groups")
 
 
 def _at_jittered(function, model, rows, point, scale, rng, data, index):
-    """Log-densities of rows and of effects, twice each, near the start; None where a model rejects it."""
+    """Log-densities of rows and effects, twice each, near the start; None where it is rejected."""
     values = {
         v.name: np.asarray(point[v.name] + scale * rng.standard_normal(np.shape(point[v.name])))
         if v.dtype.startswith("float")

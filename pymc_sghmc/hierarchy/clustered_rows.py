@@ -1,7 +1,7 @@
-"""Rows and their groups' own numbers: log-densities of some groups in place of all of a model's unknowns.
+"""Rows and their groups' coefficients: log-densities of some groups in place of all of a model.
 
-Where an unknown stands that has entries for each of G groups, the numbers of some groups are put,
-(n, k). Knows graphs of models; knows no quadrature and no chain.
+Where a parameter stands that has entries for each of G groups, the coefficients of some groups are
+put, (n, k). Knows graphs of models; knows no quadrature and no chain.
 """
 
 from typing import Any, NamedTuple
@@ -12,15 +12,23 @@ import pytensor.tensor as pt
 
 from pytensor.graph.replace import clone_replace
 
-from pymc_sghmc.models.effects import LOCATION_AND_SCALE
+from pymc_sghmc.hierarchy.scaled_effects import LOCATION_AND_SCALE
 from pymc_sghmc.models.graphs import slice_rows
 from pymc_sghmc.models.row_axes import row_axes
 
-__all__ = ["Effect", "GroupedRows", "axis_of", "cholesky", "refused", "solved", "solved_back"]
+__all__ = [
+    "ClusterEffect",
+    "ClusteredRows",
+    "axis_of",
+    "cholesky",
+    "refused",
+    "solved",
+    "solved_back",
+]
 
 
-class Effect(NamedTuple):
-    """An unknown with numbers for each group."""
+class ClusterEffect(NamedTuple):
+    """A parameter with coefficients for each group."""
 
     rv: Any
     value: Any  # variable of the model
@@ -64,8 +72,8 @@ class Effect(NamedTuple):
         return pt.moveaxis(by_group, 0, self.axis)
 
 
-class GroupedRows(NamedTuple):
-    """Rows of one group of likelihoods, and the effects that they see by their group."""
+class ClusteredRows(NamedTuple):
+    """Rows of one likelihood, and the effects of which each sees its own group's coefficients."""
 
     effects: list
     index: Any  # number of the group of each row, a graph of the batches
@@ -242,9 +250,9 @@ def axis_of(view, effect):
     return row_axes([view], effect.axes).get(view)
 
 
-def refused(effect, reason) -> ValueError:
+def refused(effect: str, reason: str) -> ValueError:
     """Words for an unknown that is no effect of groups."""
     return ValueError(
-        f"marginalize: {effect.rv.name!r} can't be integrated out group by group: {reason}. Leave "
+        f"marginalize: {effect!r} can't be integrated out group by group: {reason}. Leave "
         "it out of marginalize; it is then sampled like any other unknown."
     )

@@ -9,14 +9,26 @@ effects that were found in them, no data and no way of choosing λ.
 
 import math
 
+from typing import NamedTuple
+
 import pytensor.tensor as pt
 
 from pytensor.graph.replace import clone_replace
 
-__all__ = ["written_in"]
+__all__ = ["Reparametrised", "reparametrised"]
 
 
-def written_in(found, graphs, unknowns, centring) -> tuple:
+class Reparametrised(NamedTuple):
+    """Graphs in the coordinates a, and the change of coordinates with them."""
+
+    graphs: list  # those that were given
+    variables: list  # in place of the model's, with the same names
+    log_jacobian: pt.TensorVariable  # of the change of coordinates
+    to_model: pt.TensorVariable  # the model's variables, raveled and joined, of the new ones
+    from_model: pt.TensorVariable  # the reverse, as a graph of the model's variables
+
+
+def reparametrised(effects, graphs, unknowns, centring) -> Reparametrised:
     """Write graphs in the coordinates a, and the change of coordinates with them.
 
     With e = λ₀ − λ, λ₀ of the model's form, a value of the model's is μ + τᵉ(a − λμ), and μ = 0
@@ -25,24 +37,12 @@ def written_in(found, graphs, unknowns, centring) -> tuple:
 
     Parameters
     ----------
-    found : list of Effects
+    effects : list of ScaledEffect
     graphs : list of TensorVariable
         In the model's variables.
     unknowns : Unknowns
     centring : TensorVariable
         λ of the entries of all effects, raveled and joined, (n,).
-
-    Returns
-    -------
-    graphs : list of TensorVariable
-    variables : list of TensorVariable
-        In place of the model's, with the same names.
-    log_jacobian : TensorVariable
-        Of the change of coordinates.
-    to_model : TensorVariable
-        Values of the model's variables, raveled and joined, as graph of the new variables.
-    from_model : TensorVariable
-        The reverse, as a graph of the model's variables.
     """
     start = 0
     changes = {}
@@ -51,34 +51,34 @@ def written_in(found, graphs, unknowns, centring) -> tuple:
     inverse = {}
     shapes = dict(zip(unknowns.names, unknowns.shapes, strict=True))
     products = {}  # with a factor, in place of which the rows see the effects themselves
-    for one in found:
-        shape = shapes[one.value.name]
+    for effect in effects:
+        shape = shapes[effect.value.name]
         stop = start + math.prod(shape)
         weight = centring[start:stop].reshape(shape)
         start = stop
-        a = one.value.type(name=one.value.name)
-        exponent = (one.written if one.mixing is None else 1.0) - weight
+        a = effect.value.type(name=effect.value.name)
+        exponent = (effect.written if effect.mixing is None else 1.0) - weight
         # exp and log, whose derivatives are at hand, take a third of the time of powers
-        log_power = exponent * pt.log(one.scale)
+        log_power = exponent * pt.log(effect.scale)
         # broadcast, so that each entry counts once where a scale is shared
         jacobian = jacobian + pt.broadcast_to(log_power, shape).sum()
-        value = one.location + pt.exp(log_power) * (a - weight * one.location)
-        seen = one.value
-        if one.mixing is not None:
-            C = one.mixing.factor
-            mixing = one.mixing
-            u = one.value.type()
+        value = effect.location + pt.exp(log_power) * (a - weight * effect.location)
+        seen = effect.value
+        if effect.mixing is not None:
+            C = effect.mixing.factor
+            mixing = effect.mixing
+            u = effect.value.type()
             for product, view in mixing.products:
-                products[product] = clone_replace(view, {one.value: u}, rebuild_strict=False)
+                products[product] = clone_replace(view, {effect.value: u}, rebuild_strict=False)
             changes[u] = value
             value = mixing.along(lambda x, C=C: pt.linalg.solve_triangular(C, x, lower=True), value)
-            seen = mixing.along(lambda x, C=C: C @ x, one.value)
+            seen = mixing.along(lambda x, C=C: C @ x, effect.value)
             entries = pt.broadcast_to(mixing.over(pt.log(pt.diagonal(C))), shape)
             jacobian = jacobian - entries.sum()
-        changes[one.value] = value.astype(one.value.dtype)
-        new[one.value] = a
-        back = weight * one.location + pt.exp(-log_power) * (seen - one.location)
-        inverse[one.value] = back.astype(one.value.dtype)
+        changes[effect.value] = value.astype(effect.value.dtype)
+        new[effect.value] = a
+        back = weight * effect.location + pt.exp(-log_power) * (seen - effect.location)
+        inverse[effect.value] = back.astype(effect.value.dtype)
     joined = pt.concatenate([v.ravel() for v in unknowns.variables])
     from_model = pt.concatenate([inverse.get(v, v).ravel() for v in unknowns.variables])
     outputs = [*graphs, jacobian, joined]
@@ -87,4 +87,10 @@ def written_in(found, graphs, unknowns, centring) -> tuple:
     for value, expression in changes.items():
         outputs = clone_replace(outputs, {value: expression}, rebuild_strict=False)
     *graphs, jacobian, to_model = outputs
-    return graphs, [new.get(v, v) for v in unknowns.variables], jacobian, to_model, from_model
+    return Reparametrised(
+        graphs=graphs,
+        variables=[new.get(v, v) for v in unknowns.variables],
+        log_jacobian=jacobian,
+        to_model=to_model,
+        from_model=from_model,
+    )

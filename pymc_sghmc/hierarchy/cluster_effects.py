@@ -1,7 +1,9 @@
-"""Effects of groups found in a model's graph: unknowns of which a row sees the numbers of its own group alone.
+"""Effects of groups found in a model's graph: a row sees its own group's coefficients alone.
 
 Knows models and their graphs, no quadrature and no chain.
 """
+
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
@@ -11,15 +13,23 @@ from pytensor.tensor.random.op import RandomVariable
 
 from pymc_sghmc.checks import quoted
 from pymc_sghmc.compat import ancestors, index_entries, toposort
+from pymc_sghmc.hierarchy.clustered_rows import ClusteredRows, ClusterEffect, axis_of, refused
 from pymc_sghmc.models.graphs import array_of, data_leaves, is_fixed, slice_rows
-from pymc_sghmc.models.grouped_rows import Effect, GroupedRows, axis_of, refused
 from pymc_sghmc.models.row_axes import row_axes
 
-__all__ = ["grouped_rows", "named_effects"]
+__all__ = ["Clustering", "clustered_rows", "named_effects"]
 
 
-def named_effects(model, names, point) -> list:
-    """Return the unknowns of these names, as `Effect` without an axis yet.
+class Clustering(NamedTuple):
+    """How rows depend on effects of groups."""
+
+    likelihood: int  # which one has the rows
+    indices: list[Any]  # number of the group of each row, once for each place that picks by it
+    rows: ClusteredRows
+
+
+def named_effects(model, names, point) -> list[ClusterEffect]:
+    """Return the parameters of these names, as effects without an axis yet.
 
     Raises
     ------
@@ -55,42 +65,45 @@ def named_effects(model, names, point) -> list:
         plain = model.rvs_to_transforms[rv] is None
         known = plain and isinstance(op, RandomVariable)
         parameters = model.replace_rvs_by_values(op.dist_params(rv.owner)) if known else []
-        found.append(Effect(rv, value, 0, np.shape(point[value.name]), prior, parameters))
+        found.append(
+            ClusterEffect(
+                rv=rv,
+                value=value,
+                axis=0,
+                shape=np.shape(point[value.name]),
+                prior=prior,
+                parameters=parameters,
+            )
+        )
     return found
 
 
-def grouped_rows(model, effects, terms, others, shapes) -> tuple:
+def clustered_rows(model, effects, terms, others, shapes) -> Clustering:
     """Find how rows depend on effects.
 
     Parameters
     ----------
     model : pm.Model
-    effects : list of Effect
+    effects : list of ClusterEffect
     terms : list of TensorVariable
         Log-likelihood by row of each group of rows.
     others : list of TensorVariable
         The rest of the model's log-density, that of the effects left out.
     shapes : dict of {str: tuple}
         Of the model's unknowns.
-
-    Returns
-    -------
-    k : int
-        Which of the terms has the rows.
-    rows : GroupedRows
     """
     values = {effect.value: effect for effect in effects}
     for effect in effects:
         if effect.value in ancestors(others):
             raise refused(
-                effect,
+                effect.rv.name,
                 "another unknown, a potential or a likelihood that isn't cut into "
                 "minibatches depends on it, too",
             )
         if others_in := [
             e.rv.name for e in effects if e is not effect and e.value in ancestors([effect.prior])
         ]:
-            raise refused(effect, f"its prior depends on {quoted(others_in)}")
+            raise refused(effect.rv.name, f"its prior depends on {quoted(others_in)}")
     using = [k for k, term in enumerate(terms) if not values.keys().isdisjoint(ancestors([term]))]
     if len(using) != 1:
         reason = (
@@ -98,7 +111,7 @@ def grouped_rows(model, effects, terms, others, shapes) -> tuple:
             if not using
             else ("likelihoods with different numbers of rows depend on it")
         )
-        raise refused(effects[0], reason)
+        raise refused(effects[0].rv.name, reason)
     [k] = using
     term = terms[k]
     placed = []
@@ -115,27 +128,37 @@ def grouped_rows(model, effects, terms, others, shapes) -> tuple:
     for effect in placed:
         if effect.value in ancestors([term]):
             raise refused(
-                effect, "rows don't see it by the number of their group alone, as u[group]"
+                effect.rv.name, "rows don't see it by the number of their group alone, as u[group]"
             )
     views = [(node.inputs[0], axis, index_entries(node)) for node, axis in picked]
     indices = [entries[axis] for _, axis, entries in views]
     sizes = {effect.shape[effect.axis] for effect in placed}
     if len(sizes) > 1:
         fewest = min(placed, key=lambda effect: effect.shape[effect.axis])
-        raise refused(fewest, f"the effects have different numbers of groups, {sorted(sizes)}")
+        raise refused(
+            fewest.rv.name, f"the effects have different numbers of groups, {sorted(sizes)}"
+        )
     [n_groups] = sizes
     wanted = [view for view, _, _ in views] + [effect.prior for effect in placed]
     needed = set(ancestors(wanted))
     for value in set(model.value_vars) & needed - values.keys():
         if n_groups in shapes[value.name]:
             raise refused(
-                placed[0],
+                placed[0].rv.name,
                 f"it is combined with {value.name!r}, which has an entry for each "
                 "group, too. Name both, if both are effects of these groups",
             )
     n_seen = _n_seen(views, placed, model, shapes)
-    rows = GroupedRows(placed, indices[0], views, term, inputs, n_groups, n_seen)
-    return k, indices, rows
+    rows = ClusteredRows(
+        effects=placed,
+        index=indices[0],
+        picked=views,
+        term=term,
+        inputs=inputs,
+        n_groups=n_groups,
+        n_seen=n_seen,
+    )
+    return Clustering(likelihood=k, indices=indices, rows=rows)
 
 
 def _n_seen(views, effects, model, shapes):
@@ -149,13 +172,13 @@ def _n_seen(views, effects, model, shapes):
 
 
 def _placed(effect, term, placed, left):
-    """Find the axis of an effect on which groups lie; let it have any number of them, in the term, too.
+    """Find the axis of an effect on which groups lie; let it, and the term, have any number of them.
 
     Effects that are ``left``, which rows may see combined with it, are taken to have theirs where
     they have as many entries.
     """
     if effect.value not in ancestors([term]):
-        raise refused(effect, "the rows of the other effects don't depend on it")
+        raise refused(effect.rv.name, "the rows of the other effects don't depend on it")
     for axis in map(int, np.argsort(effect.shape)[::-1]):  # most entries first
         count = effect.shape[axis]
         shape = list(effect.shape)
@@ -176,11 +199,11 @@ def _placed(effect, term, placed, left):
             break
     else:
         raise refused(
-            effect,
+            effect.rv.name,
             "rows don't pick the numbers of their group from it, as u[group]; u[a][b] is u[a[b]]",
         )
     if not one.is_normal and not isinstance(axis_of(one.prior, one), int):
-        raise refused(one, "its prior isn't computed group by group")
+        raise refused(one.rv.name, "its prior isn't computed group by group")
     return one, loose
 
 

@@ -1,0 +1,95 @@
+"""A change of a model's graphs, and what sampling has to do for it.
+
+A step compiles a `RowModel` and doesn't know how it was rewritten. What a rewrite needs while a
+chain is set up, runs or is stored, it does in these methods; the default of each is to do nothing.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sghmc.models.row_model import Input
+
+__all__ = ["Rewrite"]
+
+
+class Rewrite:
+    """What stays of a rewrite of a `RowModel` once it has been compiled.
+
+    Attributes
+    ----------
+    inputs : tuple of Input
+        What it adds to the inputs of compiled functions.
+    is_placed : bool
+        Whether it must be placed for each set-up, see `place`.
+    changes_coordinates : bool
+        Whether positions aren't in the model's own coordinates.
+    has_long_tails : bool
+        Whether what is left to sample are few parameters, scales with long tails among them: set-up
+        then looks far out, too.
+    group_coefficients : dict of {str: slice}
+        Parameters of which a row sees the entries of its own group alone, and where they lie in a
+        position.
+    fitted : array or None
+        Mean of a Gaussian fit to the posterior, in the model's own coordinates, from which further
+        fits begin.
+    """
+
+    inputs: tuple[Input, ...] = ()
+    is_placed = False
+    changes_coordinates = False
+    has_long_tails = False
+    group_coefficients: dict[str, slice] = {}
+    fitted: np.ndarray | None = None
+
+    def substitutions(self, position: TensorVariable) -> dict[TensorVariable, TensorVariable]:
+        """Return what takes the place of variables that stand for functions of a position."""
+        return {}
+
+    def compile(self, density: Any) -> None:
+        """Compile functions of its own, once the log-density is compiled."""
+
+    def to_model(self, position: np.ndarray) -> np.ndarray:
+        """Return a position in the model's own coordinates."""
+        return position
+
+    def from_model(self, position: np.ndarray) -> np.ndarray:
+        """Return a position of the model's own coordinates in those of this rewrite."""
+        return position
+
+    def choose(self, gradient: Any, *points: np.ndarray | None) -> tuple[np.ndarray | None, ...]:
+        """Choose coordinates before the first set-up; return ``points`` in them."""
+        return points
+
+    def place(self, gradient: Any, start: np.ndarray, reference: np.ndarray | None) -> Any:
+        """Adapt to the data, around a given reference point or one that is found from ``start``.
+
+        Returns
+        -------
+        array of shape (d,) or None
+            Where that was, if it is a good start for any set-up.
+        """
+        return None
+
+    def follow(self, gradient: Any, position: np.ndarray) -> None:
+        """Adapt to what other steps have sampled, before a draw from this position."""
+
+    @property
+    def state(self) -> Any:
+        """What `place` has found, for `restore`."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Take an earlier `state` into use again."""
+
+    def recorded(
+        self, gradient: Any, position: np.ndarray, rng: np.random.Generator, is_tuning: bool
+    ) -> dict[str, np.ndarray]:
+        """Return values of further variables of the model for a draw that is recorded."""
+        return {}
+
+    def second_order(self, gradient: Any) -> Any:
+        """Return second-order control variates of its own, the reason why not, or None."""
+        return None
