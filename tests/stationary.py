@@ -108,9 +108,7 @@ def with_gradient(step, gradient):
 
 def draw_map(step, d):
     """A and B of one draw of ``step`` (all inner steps) on the state (θ, v), or θ for SGLD."""
-    coordinates = step.tuner.target(step.chain.tuning).coordinates
-    L = np.eye(d) if coordinates.factor is None else coordinates.factor
-    L = np.diag(L) if L.ndim == 1 else L
+    L = step.tuner.target(step.chain.tuning).coordinates.matrix()
     fresh = step.init(np.zeros(d), 1.0, Script())
     size = d * len(fresh)
 

@@ -198,14 +198,14 @@ class LogDensity:
         self.centring.weights = weights
         self._give((*self.others[: len(self.given_types)], weights))
 
-    def place_nodes(self, data, position, factor=None) -> None:
+    def place_nodes(self, data, position, metric=None) -> None:
         """Let nodes of quadrature lie where effects of groups are given a position.
 
-        With a ``factor``, L with LLᵀ near the posterior covariance, they follow what moves from
+        With a ``metric`` of the posterior's width they follow what moves from
         there.
         """
         self.set_nodes(
-            self.marginal.n_nodes, self.group_effects.place(self, data, position, factor)
+            self.marginal.n_nodes, self.group_effects.place(self, data, position, metric)
         )
 
     def set_nodes(self, n_nodes, placed=None) -> None:

@@ -9,8 +9,8 @@ import pytensor.tensor as pt
 from pymc.pytensorf import compile, join_nonshared_inputs
 from pytensor.graph.replace import clone_replace
 
-from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.effect_draws import EffectDraws, where
+from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.passes import by_row
 from pymc_sghmc.models.grouped_rows import refused
 from pymc_sghmc.models.independence import STABLE
@@ -59,10 +59,10 @@ class GroupEffects:
         self.draw = EffectDraws(marginal, joint)
 
     @np.errstate(all="ignore")
-    def place(self, density, data, position, factor=None) -> tuple:
+    def place(self, density, data, position, metric: Metric | None = None) -> tuple:
         """Return pseudo-observations, their slopes, the position and modes, as `Marginal.use` takes them.
 
-        Slopes are those between half a posterior sd to either side, of which ``factor`` tells;
+        Slopes are those between half a posterior sd to either side, of which ``metric`` tells;
         without it there are none.
         """
         marginal = self.marginal
@@ -84,8 +84,8 @@ class GroupEffects:
             if not is_smooth:
                 is_smooth, bends = self._looked_at(density, position, u, P, inputs)
                 is_straight = is_straight and not bends
-            if factor is not None:
-                slopes[units] = self._slopes(density, position, factor, u, lam, inputs)
+            if metric is not None:
+                slopes[units] = self._slopes(density, position, metric, u, lam, inputs)
         if not is_smooth and not is_straight:
             raise refused(marginal.rows.effects[0], KINKS)
         slopes = slopes.reshape(len(table), k * d)
@@ -141,19 +141,18 @@ class GroupEffects:
             lam = inverse.swapaxes(1, 2) @ lam @ inverse
         return np.concatenate([self._value(u, S, A, h), lam[:, i, j]], axis=1), lam
 
-    def _slopes(self, density, position, factor, u, lam, inputs):
+    def _slopes(self, density, position, metric, u, lam, inputs):
         """How fast the value of pseudo-observations moves, (n, k, d), with precision ``lam``."""
-        coordinates = Coordinates(factor)
         found = []
         for one in np.eye(position.size):
             sides = []
             for sign in (0.5, -0.5):
-                there = position + sign * coordinates.to_theta(one)
+                there = position + sign * metric.to_theta(one)
                 v, _, S, _, h, P = self._found(density, there, u, inputs)
                 own = S.swapaxes(1, 2) @ lam @ S if self.marginal.follows else lam
                 sides.append(self._value(v, S, P + own, h))
             found.append(sides[0] - sides[1])
-        back = np.array([coordinates.from_theta(one) for one in np.eye(position.size)]).T
+        back = np.array([metric.from_theta(one) for one in np.eye(position.size)]).T
         return np.stack(found, axis=-1) @ back
 
     def _value(self, u, S, A, h):

@@ -51,7 +51,7 @@ class InnerLoop:
     state : NamedTuple
         Of arrays, the position (d,) first and then the momentum, if any: their axes count.
     target : Target
-        Its gradient is traced, and the axes of its coordinates' factor count.
+        Its gradient is traced, and the kind of its coordinates counts.
     settings : dict
         Settings of ``update``, numbers or arrays of shape (d,): again their axes count.
     compile_kwargs : dict
@@ -69,12 +69,12 @@ class InnerLoop:
         self.state_type = type(state)
         dtype = state.position.dtype
         self.dtype = dtype
-        factor = target.coordinates.factor
         symbols = [_input(*field, dtype) for field in zip(state._fields, state, strict=True)]
         centre = pt.vector("centre", dtype=dtype)
         inputs = {name: _input(name, value, dtype) for name, value in settings.items()}
-        scale = None if factor is None else _input("factor", factor, dtype)
-        on_graph = target.coordinates.on_graph(scale)
+        metric = target.coordinates
+        scales = {name: _input(name, array, dtype) for name, array in metric.arrays.items()}
+        on_graph = metric.on_graph(scales)
         traced = _SymbolicGradient(target.gradient.symbolic, on_graph, reports)
         rng = _SymbolicGenerator()
         others = {name: x for name, x in inputs.items() if name != "learning_rate"}
@@ -90,7 +90,7 @@ class InnerLoop:
         outputs = [*(part.astype(dtype) for part in new), pt.stack(sums).astype("float64")]
         self.n_normals = len(rng.drawn)
         (normals, outputs) = rng.joined(outputs, symbols[0])
-        fixed = [*inputs.values(), centre, *([] if scale is None else [scale]), *traced.fixed]
+        fixed = [*inputs.values(), centre, *scales.values(), *traced.fixed]
         batches = {}
         if is_numba(compile_kwargs.get("mode")):  # the loop fetches rows faster than the step
             batches = _row_selections(outputs, traced.rows, fixed, dtype)
@@ -159,9 +159,8 @@ class InnerLoop:
     def _constants(self, settings, target) -> tuple:
         """Return the inputs of all steps that aren't the gradient's."""
         values = [np.asarray(settings[name], dtype=self.dtype) for name in self.names]
-        factor = target.coordinates.factor
-        scale = [] if factor is None else [factor]
-        return (*values, target.centre.astype(self.dtype), *scale)
+        scales = target.coordinates.arrays.values()
+        return (*values, target.centre.astype(self.dtype), *scales)
 
 
 class Replay:

@@ -71,7 +71,7 @@ class InnerLoops:
         if max(ndims) > 1:
             return None  # roots of matrices are NumPy's
         gradient = target.gradient
-        kind = type(gradient).__name__, *gradient.data.is_noisy, target.coordinates.ndim, ndims
+        kind = type(gradient).__name__, *gradient.data.is_noisy, target.coordinates.kind, ndims
         if kind not in self._loops:
             if not gradient.density.has_graph:
                 return None  # in a worker that wasn't forked, after a change of gradient

@@ -106,7 +106,7 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
     kinds = "plain minibatches", "control variates", "second-order control variates"
     kind = kinds[tuning.order]
     kind = "all data" if tuner.gradient.is_exact else kind
-    shape = {0: "no", 1: "diagonal", 2: "dense", 3: "low-rank"}[tuner.setup.coordinates.ndim]
+    shape = tuner.setup.metric.kind
     settings = f"learning_rate={learning_rate:.3g}"
     if tuning.friction is not None:
         settings += f", friction={tuning.friction:.3g}"

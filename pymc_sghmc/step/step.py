@@ -21,7 +21,7 @@ from pymc_sghmc.checks import continuous_variables, starting_point, unconstraine
 from pymc_sghmc.compat import ChainSetup, add_end_of_run_check
 from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.faults import Fault, NonFinite, SamplingStopped
-from pymc_sghmc.gradients.coordinates import checked_preconditioner
+from pymc_sghmc.gradients.metric import checked_preconditioner
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.files import FileFault, whole_files
 from pymc_sghmc.runs.shared_arrays import ByHandle

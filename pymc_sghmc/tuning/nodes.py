@@ -10,7 +10,6 @@ import numpy as np
 
 from scipy.special import expit
 
-from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.tuning.centre import find_centre
 from pymc_sghmc.tuning.curvature import MAX_DENSE
 
@@ -51,7 +50,7 @@ def place_nodes(gradient, start, given):
         position, centre, stays = _centre_of_nodes(gradient, start, given)
         if stays:
             break
-    density.place_nodes(data, centre.position, centre.factor)
+    density.place_nodes(data, centre.position, centre.metric)
     some = _some_units(density.marginal)
     n_nodes, error = _enough(gradient, centre, some)
     density.set_nodes(n_nodes)
@@ -72,7 +71,7 @@ def _centre_of_nodes(gradient, start, given) -> tuple:
         centre = find_centre(
             gradient.passes, position, position.size <= MAX_DENSE, given is None, None
         )
-        moved = Coordinates(centre.factor).from_theta(centre.position - position)
+        moved = centre.metric.from_theta(centre.position - position)
         position = centre.position.astype(density.dtype)
         if given is not None or np.abs(moved).max() < NEAR:
             return position, centre, True
@@ -93,7 +92,7 @@ def _enough(gradient, centre, some) -> tuple:
     density = gradient.density
     passes = gradient.passes
     marginal = density.marginal
-    coordinates = Coordinates(centre.factor)
+    coordinates = centre.metric
     d = centre.position.size
     scale = np.sqrt(marginal.n_integrated / some.size)
     points = [centre.position]
@@ -123,7 +122,7 @@ def missed(gradient, centre, some) -> float:
     density = gradient.density
     marginal = gradient.density.marginal
     worst = 0.0
-    coordinates = Coordinates(centre.factor)
+    coordinates = centre.metric
     position = centre.position.astype(density.dtype)
     for side in SIDES:
         others, there = density.group_effects.elsewhere(

@@ -5,7 +5,6 @@ Knows gradients and centres, no samplers.
 
 import numpy as np
 
-from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.noise import noise_covariance
 from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE, MAX_LEARNING_RATE
 from pymc_sghmc.tuning.centre import near
@@ -78,7 +77,7 @@ def noise_at_edge(second, centre, coordinates) -> float:
     Where effects are integrated out, few unknowns are left, a scale with a long tail often among
     them, and noise that grows fast along it sends a chain on.
     """
-    around = Coordinates(centre.factor)
+    around = centre.metric
     [n] = second.data.batch_sizes
     directions = [around.pull_back(one) for one in np.eye(centre.position.size)]
     directions = [one / max(np.linalg.norm(one), 1e-300) for one in directions for _ in range(2)]
@@ -100,7 +99,7 @@ def second_order_noise(second, centre, coordinates, temperature):
     z = rng.standard_normal((N_EXACT, centre.position.size))
     if centre.position.size > MAX_DENSE:  # of thousands some are farther than a chain ever is
         z = np.clip(z, -FAR_ENOUGH, FAR_ENOUGH)
-    around = Coordinates(centre.factor)
+    around = centre.metric
     points = [centre.position + far * T * around.to_theta(x) for far in (1.0, 2.0) for x in z]
     sizes = second.data.batch_sizes
     is_noisy = second.data.is_noisy

@@ -13,7 +13,7 @@ import numpy as np
 
 from scipy.linalg import solve_triangular
 
-from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
+from pymc_sghmc.gradients.metric import Dense, Identity, LowRank, Metric, preconditioner_metric
 from pymc_sghmc.tuning.budget import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.centre import Centre, find_centre, near
 from pymc_sghmc.tuning.curvature import MAX_DENSE, extreme_curvatures
@@ -55,7 +55,7 @@ class Setup(NamedTuple):
 
     key: tuple  # of the start, the other unknowns and the data that it holds for
     centre: Centre
-    coordinates: Coordinates
+    metric: Metric
     phi: np.ndarray | None  # the centre in them, where they are of unit scale in all directions
     stiffness: float  # largest and ...
     slowness: float  # ... smallest curvature of −log p in φ
@@ -70,7 +70,7 @@ class Setup(NamedTuple):
 
 
 def set_up(
-    gradient, expansions, start, key, *, preconditioner, optimise, temperature, scale=None
+    gradient, expansions, start, key, *, preconditioner, optimise, temperature, earlier=None
 ) -> Setup:
     """Find the centre from ``start`` and measure the noise of all gradients around it.
 
@@ -87,111 +87,106 @@ def set_up(
         ``False``: ``start`` is the centre.
     temperature : float
         The noise is measured at draws from the Gaussian at the centre with this temperature.
-    scale : array, optional
-        Factor of an earlier centre.
+    earlier : Metric, optional
+        Of an earlier centre.
     """
     gradient.data.resize(None)
     d = start.size
     kind = preconditioner if isinstance(preconditioner, str) else None
     dense = kind == "dense" or d <= MAX_DENSE
-    centre = find_centre(gradient.passes, start, dense, optimise, scale)
-    spread = centre.factor
+    centre = find_centre(gradient.passes, start, dense, optimise, earlier)
+    spread = centre.metric
     if kind == "dense" or (kind == "auto" and dense):
-        factor = spread
+        metric = spread
         stiffness = 1.0
         slowness = 1.0
     else:
         if kind is None:
-            factor = None if preconditioner is None else preconditioner_factor(preconditioner, d)
-        elif spread.ndim == 2:
-            factor = np.sqrt(np.square(spread).sum(axis=1))
-        elif spread.ndim == 3 and kind == "diag":
-            factor = spread[0, 0]
+            is_none = preconditioner is None
+            metric = Identity(d) if is_none else preconditioner_metric(preconditioner, d)
+        elif isinstance(spread, Dense) or kind == "diag":
+            metric = spread.diagonal()
         else:
-            factor = spread
-        stiffness, slowness = _extreme_curvatures(gradient.passes, centre, factor)
+            metric = spread
+        stiffness, slowness = _extreme_curvatures(gradient.passes, centre, metric)
         if kind is not None:
-            factor = Coordinates(factor).shrunk(stiffness**-0.5).factor
+            metric = metric.shrunk(stiffness**-0.5)
             slowness = slowness / stiffness
             stiffness = 1.0
-    if factor is not None:
-        factor = factor.astype(gradient.density.dtype)
+    metric = metric.astype(gradient.density.dtype)
     passes = centre.passes
     first, second = expansions
     near_by = None
     far = np.inf
     limit = MAX_LEARNING_RATE
-    if second is not None and not second.is_right(centre.position, centre.factor):
+    if second is not None and not second.is_right(centre.position, centre.metric):
         _log.warning(
             "Second-order control variates don't agree with the gradient of this model, so that "
             "those of first order take their place. Please report the model."
         )
         second = None
     if second is not None:
-        passes += second.set_centre(centre.position, centre.factor)
-        near_by, far, limit = second_order_noise(second, centre, Coordinates(factor), temperature)
+        passes += second.set_centre(centre.position, centre.metric)
+        near_by, far, limit = second_order_noise(second, centre, metric, temperature)
         passes += 2 * N_EXACT
         far = float(far.max())
         if gradient.density.marginal is not None:
-            far = max(far, MOST_FAR_NOISE * noise_at_edge(second, centre, Coordinates(factor)))
+            far = max(far, MOST_FAR_NOISE * noise_at_edge(second, centre, metric))
         if not far <= MOST_FAR_NOISE:
             second = None
     of_first = None
     if first is not None and second is None:
-        passes += first.set_centre(centre.position, centre.factor)
+        passes += first.set_centre(centre.position, centre.metric)
         over_rows = is_over_rows(first)
         measure = noise_over_rows if over_rows else noise_around
-        of_first = measure(first, centre, Coordinates(factor), temperature)
+        of_first = measure(first, centre, metric, temperature)
         passes += 3 * N_SIGNED * over_rows
     noise = Noise(
-        noise_around(gradient, centre, Coordinates(factor), temperature),
+        noise_around(gradient, centre, metric, temperature),
         of_first,
         near_by if second is not None else None,
     )
     anchors = tuple(
         e.anchor if V is not None else None for e, V in zip(expansions, noise[1:], strict=True)
     )
-    coordinates = Coordinates(factor)
     if kind is not None:
         # Directions in which the gradient is much noisier than in most would slow down all of them.
         known = [V for V in noise if V is not None]
         least = min(known, key=np.sum)
         # of thousands, each measured roughly, the mean is known better than any
-        bearable = 2 * least.mean() if coordinates.ndim == 3 else NOISY * np.median(least)
+        bearable = 2 * least.mean() if isinstance(metric, LowRank) else NOISY * np.median(least)
         shrink = np.minimum(1.0, max(bearable, 1.0) / np.maximum(least, 1e-300))
-        coordinates = coordinates.shrunk(np.sqrt(shrink))
+        metric = metric.shrunk(np.sqrt(shrink))
         noise = Noise(*(None if V is None else V * shrink for V in noise))
-        if coordinates.ndim < 3:  # few of thousands don't set the friction of all
+        if not isinstance(metric, LowRank):  # few of thousands don't set the friction of all
             slowness = slowness * float(shrink.min())
-    is_own = kind is not None and coordinates.ndim == 2
-    phi = coordinates.from_theta(centre.position) if is_own else None
+    is_own = kind is not None and isinstance(metric, Dense)
+    phi = metric.from_theta(centre.position) if is_own else None
     slopes = stiffness, slowness, anchors, limit, far
     far_limit = np.inf
     if kind is not None and gradient.density.centring is not None:
-        far_limit = _far_limit(gradient.passes, centre, coordinates.factor)
+        far_limit = _far_limit(gradient.passes, centre, metric)
     is_near = True
     marginal = gradient.density.marginal
     if kind is not None and marginal is not None and dense:
         wall, is_near = walls(gradient.passes, centre)
         far_limit = min(far_limit, wall)
     nodes = None if marginal is None else (marginal.n_nodes, marginal.placed, marginal.error)
-    return Setup(key, centre, coordinates, phi, *slopes, passes, noise, far_limit, is_near, nodes)
+    return Setup(key, centre, metric, phi, *slopes, passes, noise, far_limit, is_near, nodes)
 
 
-def _extreme_curvatures(passes, centre, factor):
+def _extreme_curvatures(passes, centre, metric):
     """Largest and smallest eigenvalue of LᵀHL, with H⁻¹ = SSᵀ from the centre where that is known."""
-    d = centre.position.size
-    spread = centre.factor
-    factor = np.ones(d) if factor is None else factor
-    if spread.ndim == 2:
-        matrix = np.diag(factor) if factor.ndim == 1 else factor
-        scales = np.linalg.svd(solve_triangular(spread, matrix, lower=True), compute_uv=False) ** 2
+    spread = centre.metric
+    if isinstance(spread, Dense):
+        ratio = solve_triangular(spread.factor, metric.matrix(), lower=True)
+        scales = np.linalg.svd(ratio, compute_uv=False) ** 2
         return float(scales[0]), float(scales[-1])
-    slowest, stiffest = extreme_curvatures(passes, centre.position, factor)
+    slowest, stiffest = extreme_curvatures(passes, centre.position, metric)
     return stiffest, SLOW * stiffest if slowest is None else slowest
 
 
-def _far_limit(passes, centre, factor):
+def _far_limit(passes, centre, metric):
     """One over the largest curvature at most points as far out as chains often are.
 
     A scale and its effects make a funnel, in the neck of which the curvature is many times that of
@@ -199,7 +194,7 @@ def _far_limit(passes, centre, factor):
     """
     rng = np.random.default_rng(0)
     points = [near(centre, rng, FAR_OUT) for _ in range(N_FAR_OUT)]
-    found = [extreme_curvatures(passes, point, factor, only_largest=True)[1] for point in points]
+    found = [extreme_curvatures(passes, point, metric, only_largest=True)[1] for point in points]
     known = [one for one in found if math.isfinite(one)]
     return 1 / np.quantile(known, MOST_POINTS) if known else np.inf
 

@@ -6,10 +6,7 @@ the chain. Knows gradients and set-ups, no settings of a sampler.
 
 import numpy as np
 
-from scipy.linalg import solve_triangular
-
 from pymc_sghmc.faults import NonFinite
-from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.tuning.centre import near
 from pymc_sghmc.tuning.nodes import place_nodes
 from pymc_sghmc.tuning.setup import same_arrays, same_inputs, set_up
@@ -48,7 +45,7 @@ class Setups:
     def make(self, start, scale=None, highest=2):
         """Take a set-up from here into use, one that is known where nothing has changed.
 
-        With a ``scale``, the factor of an earlier centre, ``start`` is the centre. No control
+        With a ``scale``, the metric of an earlier centre, ``start`` is the centre. No control
         variates are of a higher order than ``highest``.
         """
         density = self._gradient.density
@@ -78,7 +75,7 @@ class Setups:
                 preconditioner=self._preconditioner,
                 optimise=optimise,
                 temperature=self._temperature,
-                scale=scale,
+                earlier=scale,
             )
         self.made_from = (start, scale, highest, density.others)
         return self.current
@@ -108,7 +105,7 @@ class Setups:
         old = self.current
         made_from = self.made_from
         try:
-            self.make(start, old.centre.factor, highest)
+            self.make(start, old.centre.metric, highest)
         except NonFinite:
             return False
         is_better = self.current.far_limit >= old.far_limit / MUCH_SHORTER
@@ -169,10 +166,7 @@ class Setups:
 
     def _in_sds(self, position):
         shift = position - self.current.centre.position
-        scale = self.current.centre.factor
-        if scale.ndim != 2:
-            return Coordinates(scale).from_theta(shift)
-        return solve_triangular(scale, shift, lower=True, check_finite=False)
+        return self.current.centre.metric.from_theta(shift)
 
 
 def _equal(made_from, other) -> bool:
@@ -181,7 +175,6 @@ def _equal(made_from, other) -> bool:
     return (
         np.array_equal(start, start_2)
         and highest == highest_2
-        and (scale is None) == (scale_2 is None)
-        and (scale is None or np.array_equal(scale, scale_2))
+        and scale == scale_2
         and all(map(np.array_equal, given, given_2))
     )

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from pymc_sghmc.faults import NonFinite
-from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
+from pymc_sghmc.gradients.metric import Identity, Metric, preconditioner_metric
 from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.tuning.budget import ChainTuning, score
 from pymc_sghmc.tuning.centring import choose_centring
@@ -78,11 +78,10 @@ class Tuner:
             centre=centre,
             temperature=settings.temperature,
         )
-        coordinates = Coordinates()
+        metric: Metric = Identity(gradient.density.d)
         if isinstance(preconditioner, np.ndarray):
-            factor = preconditioner_factor(preconditioner, gradient.density.d)
-            coordinates = Coordinates(factor.astype(gradient.density.dtype))
-        self._target = Target(gradient, coordinates)
+            metric = preconditioner_metric(preconditioner, metric.size)
+        self._target = Target(gradient, metric.astype(gradient.density.dtype))
 
     @property
     def setup(self):
@@ -94,10 +93,10 @@ class Tuner:
         if tuning is not None and tuning.rows != self.gradient.data.rows:
             self.gradient.data.resize(tuning.rows)
         setup = self.setups.current
-        coordinates = self._target.coordinates if setup is None else setup.coordinates
+        metric = self._target.coordinates if setup is None else setup.metric
         gradient = self.gradients[0 if tuning is None else tuning.order]
-        if self._target.gradient is not gradient or self._target.coordinates is not coordinates:
-            self._target = Target(gradient, coordinates)
+        if self._target.gradient is not gradient or self._target.coordinates is not metric:
+            self._target = Target(gradient, metric)
         return self._target
 
     def begin_chain(self):
@@ -191,7 +190,7 @@ class Tuner:
     def _reconsidered(self, tuning, position, rng) -> ChainTuning:
         """Change to the other gradient where that is clearly better here, far from the centre, say."""
         other = 1 - tuning.order
-        target = Target(self.gradients[other], self.setup.coordinates)
+        target = Target(self.gradients[other], self.setup.metric)
         noise = np.mean([target.noise_covariance(position, rng) for _ in range(4)], axis=0)
         if other:  # control variates have no noise at their centre: it tells nothing here
             noise = np.maximum(noise, self.setup.noise.first_order)

@@ -6,8 +6,6 @@ other. Knows passes over the data, no settings.
 
 import numpy as np
 
-from pymc_sghmc.gradients.coordinates import Coordinates
-
 __all__ = ["walls"]
 
 FAR = 2.0  # sds
@@ -27,7 +25,7 @@ def walls(passes, centre) -> tuple:
     passes : Passes
     centre : Centre
     """
-    coordinates = Coordinates(centre.factor)
+    coordinates = centre.metric
     d = centre.position.size
     limit = np.inf
     is_near = True

@@ -25,7 +25,6 @@ import report
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.control_variates import ControlVariates
-from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.expansion import noise_at
 
 N_POINTS = 4
@@ -43,12 +42,12 @@ def run(name):
     row = {"N": second.data.n_rows[0], "d": second.density.d}
     if second.anchor is None:
         return row | {"failed": "second order is refused"}
-    around = Coordinates(centre.factor)
+    around = centre.metric
     z = np.random.default_rng(0).standard_normal((N_POINTS, row["d"]))
     points = [centre.position + far * around.to_theta(x) for far in DISTANCES for x in z]
     found = {"second": noise_at(second, points, around)}
     first = ControlVariates(step.tuner.gradient)
-    first.set_centre(centre.position, centre.factor)
+    first.set_centre(centre.position, centre.metric)
     try:
         kept = second.anchor
         second.anchor = kept._replace(tables=levels(second, centre), order=first.anchor.order)

@@ -11,6 +11,7 @@ from scipy.integrate import trapezoid
 from pymc_sghmc import SGHMC, recover_effects
 from pymc_sghmc.gradients import units
 from pymc_sghmc.gradients.control_variates import ControlVariates
+from pymc_sghmc.gradients.metric import Dense
 from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
 from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.models.units import named_effects
@@ -128,11 +129,11 @@ def test_minibatches_of_rows_and_groups_have_the_exact_mean():
     """Plain, first and second order."""
     _, gradient = marginal(slopes)
     density, data, d = gradient.density, gradient.data, gradient.density.d
-    centre, factor = np.full(d, 0.1), 0.1 * np.eye(d)
-    density.place_nodes(data, centre, factor)
+    centre, metric = np.full(d, 0.1), Dense(0.1 * np.eye(d))
+    density.place_nodes(data, centre, metric)
     first, second = ControlVariates(gradient), second_order(gradient)
-    first.set_centre(centre, factor)
-    second.set_centre(centre, factor)
+    first.set_centre(centre, metric)
+    second.set_centre(centre, metric)
     point = centre + 0.1 * np.arange(d) / d
     logp, expected = gradient.passes.log_density(point)
     for one in (gradient, first, second):

@@ -17,7 +17,7 @@ from pymc_sghmc import SGHMC, SGLD, recover_effects
 from pymc_sghmc.checks import unconstrained_point
 from pymc_sghmc.gradients import effect_draws
 from pymc_sghmc.gradients.control_variates import ControlVariates
-from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.metric import Dense
 from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
 from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.models.units import named_effects
@@ -204,7 +204,7 @@ def test_gradient_is_that_of_the_integral(name):
     """Also three sds from the centre along each unknown, where the nodes must have followed."""
     _, _, gradient, position = marginal(MODELS[name])
     density, passes, d = gradient.density, gradient.passes, position.size
-    density.place_nodes(gradient.data, position, 0.2 * np.eye(d))
+    density.place_nodes(gradient.data, position, Dense(0.2 * np.eye(d)))
     density.set_nodes(21)
     for point in (position, *(position + sign * 0.6 * e for e in np.eye(d) for sign in (1, -1))):
         h = 1e-4 * np.eye(d)
@@ -220,7 +220,7 @@ def test_nodes_are_finite_wherever_they_are_placed():
     _, _, gradient, position = marginal(lkj)
     density, d = gradient.density, position.size
     for z in np.random.default_rng(0).standard_normal((20, d)):
-        density.place_nodes(gradient.data, position + 20 * z, np.eye(d))
+        density.place_nodes(gradient.data, position + 20 * z, Dense(np.eye(d)))
         assert np.isfinite(density.marginal.table).all()
         assert np.isfinite(density.marginal.slopes).all()
 
@@ -237,7 +237,7 @@ def test_modes_that_nodes_do_not_reach_are_told():
     for build in (bent, logistic):
         model, unknowns, gradient, position = marginal(build)
         gradient.density.set_nodes(31)
-        centre = SimpleNamespace(position=position, factor=0.1 * np.eye(2))
+        centre = SimpleNamespace(position=position, metric=Dense(0.1 * np.eye(2)))
         told = missed(gradient, centre, some)
         if build is logistic:
             assert told == 0
@@ -285,7 +285,7 @@ def test_nodes_are_placed_where_the_centre_stays():
     assert gradient.density.marginal.error < 0.5
     gradient.density.set_nodes(61)
     expected, centre, stays = _centre_of_nodes(gradient, found, None)
-    assert stays and np.abs(Coordinates(centre.factor).from_theta(found - expected)).max() < 0.3
+    assert stays and np.abs(centre.metric.from_theta(found - expected)).max() < 0.3
 
 
 def test_a_centre_that_never_stays_is_told(monkeypatch):
@@ -307,10 +307,10 @@ def test_nodes_that_follow_need_be_few():
     far = position + 2.0 * (np.arange(d) == unknowns.places["b"].start)  # it moves all effects
     density.place_nodes(gradient.data, far)  # where a normal law needs one node
     expected, errors = gradient.passes.likelihood(far)[0], {}
-    for factor in (None, 0.2 * np.eye(d)):
-        density.place_nodes(gradient.data, position, factor)
+    for metric in (None, Dense(0.2 * np.eye(d))):
+        density.place_nodes(gradient.data, position, metric)
         density.set_nodes(5)
-        errors[factor is None] = abs(gradient.passes.likelihood(far)[0] - expected)
+        errors[metric is None] = abs(gradient.passes.likelihood(far)[0] - expected)
     assert errors[False] < 1e-8 < 1e-6 < errors[True], errors
 
 
@@ -330,14 +330,14 @@ def test_minibatches_of_groups_have_the_exact_mean(name):
     """Plain, first and second order; and the noise of the latter is known."""
     _, _, gradient, position = marginal(MODELS[name])
     density, data, d = gradient.density, gradient.data, position.size
-    factor = 0.1 * np.eye(d)
-    density.place_nodes(data, position, factor)
+    metric = Dense(0.1 * np.eye(d))
+    density.place_nodes(data, position, metric)
     density.set_nodes(15)
     point = position + 0.1 * np.arange(d) / d
     expected = gradient.passes.log_density(point)
     first, second = ControlVariates(gradient), second_order(gradient)
-    first.set_centre(position, factor)
-    second.set_centre(position, factor)
+    first.set_centre(position, metric)
+    second.set_centre(position, metric)
     for one in (gradient, first, second):
         minibatches = [Minibatch((np.array([i]),), data.resident) for i in range(10)]
         found = [one(point, minibatch) for minibatch in minibatches]
@@ -351,7 +351,7 @@ def test_minibatches_of_groups_have_the_exact_mean(name):
     slopes = np.subtract(ends[::2], ends[1::2]) / 2e-4
     assert slopes == pytest.approx(second(point, minibatches[0])[1], rel=1e-3, abs=1e-3)
     deviations = (forces - expected[1]) * 0.1
-    [[V]] = second.noise_at([point], Coordinates(factor))
+    [[V]] = second.noise_at([point], metric)
     assert pytest.approx(p @ np.square(deviations), rel=0.02) == V
 
 
@@ -360,9 +360,10 @@ def test_noise_far_out_is_that_of_the_worst_unknown():
     _, _, gradient, position = marginal(MODELS["poisson"])
     density, data, d = gradient.density, gradient.data, position.size
     factor = np.array([[0.1, 0.0], [0.06, 0.08]])
-    density.place_nodes(data, position, factor)
-    second, coordinates, found = second_order(gradient), Coordinates(factor), []
-    second.set_centre(position, factor)
+    metric = Dense(factor)
+    density.place_nodes(data, position, metric)
+    second, found = second_order(gradient), []
+    second.set_centre(position, metric)
     minibatches = [Minibatch((np.array([i]),), data.resident) for i in range(10)]
     p = 1 / np.concatenate([second.order.weights(m.rows)[0] for m in minibatches])
     for one in np.eye(d):
@@ -372,10 +373,10 @@ def test_noise_far_out_is_that_of_the_worst_unknown():
             forces = [factor.T @ second(point, m)[1] for m in minibatches]
             V = p @ np.square(forces) - np.square(p @ forces)
             found.append(V @ np.square(along))
-    centre = SimpleNamespace(position=position, factor=factor)
+    centre = SimpleNamespace(position=position, metric=metric)
     [n] = data.batch_sizes
     expected = pytest.approx(max(found) / n / 0.5, rel=0.02)
-    assert noise_at_edge(second, centre, coordinates) == expected
+    assert noise_at_edge(second, centre, metric) == expected
 
 
 @pytest.mark.parametrize("k", [4, 5])
@@ -392,7 +393,7 @@ def test_normal_effects_of_many_numbers_have_the_closed_form(k):
     model, _, gradient, position = marginal(slopes)
     density, passes = gradient.density, gradient.passes
     assert density.marginal.n_nodes == 3
-    density.place_nodes(gradient.data, position, 0.2 * np.eye(position.size))
+    density.place_nodes(gradient.data, position, Dense(0.2 * np.eye(position.size)))
     [chol] = model.replace_rvs_by_values([model["chol"]])
     factor = compile([model.value_vars[0]], chol, mode="FAST_COMPILE")
     for point in (position, position + 0.4):

@@ -11,6 +11,7 @@ from targets import gradient_of, linear_regression
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.checks import unconstrained_point
+from pymc_sghmc.gradients.metric import Diagonal
 from pymc_sghmc.tuning import centre
 from pymc_sghmc.tuning import curvature as measured
 from pymc_sghmc.tuning.centre import NEAR, find_centre
@@ -49,7 +50,7 @@ GAUSSIANS = {
 
 def whitened(found, H, mean):
     """Distance from the mode in posterior sds, and LᵀHL, which should be 1."""
-    L = found.factor if found.factor.ndim == 2 else np.diag(found.factor)
+    L = found.metric.matrix()
     return np.sqrt((found.position - mean) @ H @ (found.position - mean)), L.T @ H @ L
 
 
@@ -66,7 +67,9 @@ def test_mode_and_covariance_of_a_gaussian_are_exact(name, distance):
     off, unit = whitened(found, H, mean)
     assert off < NEAR
     np.testing.assert_allclose(unit, np.eye(len(H)), atol=1e-4)
-    np.testing.assert_array_equal(found.factor, np.tril(found.factor))  # Cholesky's, to solve with
+    np.testing.assert_array_equal(
+        found.metric.factor, np.tril(found.metric.factor)
+    )  # Cholesky's, to solve with
     assert found.passes > len(H)
 
 
@@ -100,13 +103,13 @@ def test_diagonal_factor_gives_the_posteriors_energy():
     mean = np.linalg.solve(H, X.T @ y)
     found = find_centre(passes, np.zeros(6), dense=False)
     off, unit = whitened(found, H, mean)
-    assert found.factor.shape == (6,)
+    assert isinstance(found.metric, Diagonal)
     assert off < 1  # the optimiser knows no scales here
     # by the squares of 3,000 rows' gradients: a relative error of √(2/3000) for normal errors
     np.testing.assert_allclose(np.diag(unit), 1, atol=0.25)
     assert abs(np.trace(unit) / 6 - 1) < 0.12
     exact = np.linalg.eigvalsh(np.diag(scales) @ H @ np.diag(scales))[-1]
-    assert extreme_curvatures(passes, mean, scales)[1] == pytest.approx(exact, rel=0.1)
+    assert extreme_curvatures(passes, mean, Diagonal(scales))[1] == pytest.approx(exact, rel=0.1)
 
 
 @pytest.fixture
@@ -148,7 +151,7 @@ def test_mode_of_the_subset_is_not_that_of_all_rows(rows):
     # Negative control: without the last passes the mode would be that of other data.
     model, H, mean = rows
     counted = CountedPasses(passes_of(model, 100))
-    x, _, _ = centre._climb(counted, mean, np.ones(2), counted.subset, maxiter=100)
+    x, _, _ = centre._climb(counted, mean, Diagonal(np.ones(2)), counted.subset, maxiter=100)
     assert np.sqrt((x - mean) @ H @ (x - mean)) > 5 * NEAR
 
 
@@ -166,7 +169,7 @@ def test_steps_into_the_forbidden_are_taken_back():
     mode = (m - 1 + np.sqrt((m + 1) ** 2 + 2)) / 2  # 1/(1 + x) = 2 (x − m)
     H = 10 / (1 + mode) ** 2 + 20
     assert np.abs(found.position - mode).max() * np.sqrt(H.max()) < NEAR
-    np.testing.assert_allclose(np.diag(found.factor) ** 2 * H, 1, rtol=0.02)
+    np.testing.assert_allclose(np.diag(found.metric.factor) ** 2 * H, 1, rtol=0.02)
 
 
 def test_predictor_in_raw_units_is_climbed():
@@ -183,7 +186,7 @@ def test_predictor_in_raw_units_is_climbed():
         mu = np.exp(X @ mode)
         H = scale[:, None] * (X.T * mu @ X + np.eye(2)) * scale
         mode = mode + scale * np.linalg.solve(H, scale * (X.T @ (y - mu) - mode))
-    L = found.factor / scale[:, None]
+    L = found.metric.factor / scale[:, None]
     assert found.is_mode
     assert np.abs(np.linalg.solve(L, (found.position - mode) / scale)).max() < NEAR
     np.testing.assert_allclose(L.T @ H @ L, np.eye(2), atol=0.02)
@@ -197,10 +200,12 @@ def test_saddle_is_left_or_made_a_scale():
     passes = passes_of(model)
     found = find_centre(passes, np.array([1e-3]))
     assert abs(abs(found.position[0]) - 1) < NEAR / np.sqrt(8)
-    assert 0.5 < found.factor[0, 0] ** 2 * 8 < 2  # over one sd on either side it is not constant
+    assert (
+        0.5 < found.metric.factor[0, 0] ** 2 * 8 < 2
+    )  # over one sd on either side it is not constant
     # On top of the hill the gradient vanishes: a factor all the same, about that of curvature 4.
     there = find_centre(passes, np.array([0.0]), optimise=False)
-    assert 0.5 < there.factor[0, 0] ** 2 * 4 < 2
+    assert 0.5 < there.metric.factor[0, 0] ** 2 * 4 < 2
 
 
 def test_flat_direction_gets_a_finite_scale():
@@ -209,8 +214,8 @@ def test_flat_direction_gets_a_finite_scale():
         pm.Potential("energy", -0.5 * (x[0] - 3) ** 2)
     found = find_centre(passes_of(model), np.zeros(2))
     assert abs(found.position[0] - 3) < NEAR
-    assert np.isfinite(found.factor).all() and np.linalg.det(found.factor) > 0
-    assert found.factor[0, 0] == pytest.approx(1, rel=1e-3)
+    assert np.isfinite(found.metric.factor).all() and np.linalg.det(found.metric.factor) > 0
+    assert found.metric.factor[0, 0] == pytest.approx(1, rel=1e-3)
 
 
 def test_float32_model_is_found_to_its_precision():
@@ -238,7 +243,8 @@ def step_of(model, **settings):
 
 
 def factor_of(step):
-    return step.tuner.setup.coordinates.factor
+    metric = step.tuner.setup.metric
+    return metric.scales if isinstance(metric, Diagonal) else metric.factor
 
 
 def curvature(model, position):

@@ -68,7 +68,7 @@ def test_gaussian_is_found_exactly():
     found = centre_of_mass(
         counted_of(potential(lambda x: 0.5 * (x - mean) @ H @ (x - mean), 5)), np.zeros(5)
     )
-    L = found.factor
+    L = found.metric.factor
     assert found.is_near
     np.testing.assert_allclose(L, np.tril(L))
     np.testing.assert_allclose(L.T @ H @ L, np.eye(5), atol=1e-5)
@@ -86,7 +86,9 @@ def test_ridge_is_found_though_single_unknowns_see_little_of_it():
     counted = counted_of(potential(lambda x: 0.5 * (x - centre) @ precision @ (x - centre), d))
     found = centre_of_mass(counted, np.zeros(d))
     assert found.is_near
-    np.testing.assert_allclose(found.factor @ found.factor.T, covariance, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        found.metric.factor @ found.metric.factor.T, covariance, rtol=1e-4, atol=1e-6
+    )
 
 
 def test_skewed_density_has_the_mean_curvature_and_no_mean_gradient():
@@ -99,7 +101,7 @@ def test_skewed_density_has_the_mean_curvature_and_no_mean_gradient():
     mean = np.log(a) - np.log(np.cosh(sd * z).mean(axis=0))
     assert found.is_near
     assert (np.abs(found.position - mean) < NEAR * sd).all()
-    np.testing.assert_allclose(np.diag(found.factor), sd, rtol=0.1)
+    np.testing.assert_allclose(np.diag(found.metric.factor), sd, rtol=0.1)
     assert np.abs(mean - np.log(a))[0] > 2 * NEAR * sd[0]  # the mode is elsewhere
 
 
@@ -130,7 +132,7 @@ def test_groups_have_their_centre_in_the_bulk(form):
     mean, sd = exact_log_tau()
     assert found.is_near
     assert abs(found.position[1] - mean) < 0.5 * sd  # the nearest Gaussian's mean isn't quite it
-    assert 0.6 < np.linalg.norm(found.factor[1]) / sd < 1.3
+    assert 0.6 < np.linalg.norm(found.metric.factor[1]) / sd < 1.3
 
 
 def test_mean_of_a_subset_is_brought_to_that_of_all_rows(monkeypatch):
