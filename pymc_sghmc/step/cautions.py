@@ -146,7 +146,7 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
         )
     if marginal is not None:
         _warn_of_groups(sampler, marginal, tuner, tuning)
-    if not tuner.setup.centre.is_mode:
+    if not tuner.setup.fit.is_mode:
         _log.warning(
             f"{sampler} found no mode around which the posterior is near a Gaussian: "
             f"{suspects(tuner.gradient.density)}. Its settings may be far off, and "
@@ -181,14 +181,14 @@ def _warn_of_groups(sampler, marginal, tuner, tuning):
     if marginal.error >= WRONG:
         _log.warning(_off(sampler, marginal))
     is_noisy = tuning.order < 2 and not tuner.gradient.is_exact
-    if is_noisy and not tuner.setup.is_near:
+    if is_noisy and not tuner.setup.is_gaussian:
         _log.warning(
             f"{sampler}: the posterior isn't near a Gaussian, as where the scale of effects is "
             "hardly known, and minibatches are much noisier in some places than in others. "
             "Standard deviations may come out off by a tenth or more. Leave batch_size out: each "
             f"step takes all {counts.sum():,} rows then."
         )
-    if marginal.kept.groups.size and not tuner.setup.is_near:
+    if marginal.kept.groups.size and not tuner.setup.is_gaussian:
         _log.warning(
             f"{sampler}: the posterior isn't near a Gaussian, as where the scale of effects is "
             "hardly known. With those of groups with many rows among the unknowns chains may be "

@@ -203,7 +203,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         except NonFinite as error:
             return self._stop(point, error, draw, start)
         if chain.mean is None:
-            chain.mean = tuner.setup.centre.position if tuner.setup else position.astype(float)
+            chain.mean = tuner.setup.fit.mean if tuner.setup else position.astype(float)
         target = tuner.target(chain.tuning)
         position = self.draws.where_it_was(chain.state, target, position, own)
         target.begin_draw(chain, chain.mean)

@@ -17,6 +17,7 @@ from scipy.optimize import brentq
 
 from pymc_sghmc.tuning import law
 from pymc_sghmc.tuning.batch_means import BatchMeans
+from pymc_sghmc.tuning.setup_request import SetupRequest
 
 __all__ = [
     "FARTHEST_LEARNING_RATE",
@@ -110,7 +111,7 @@ class ChainTuning(NamedTuple):
     n_divergences: int = 0
     rows: int | None = None  # in a minibatch, where their number is chosen; or groups ...
     rows_of_each: float = 1.0  # ... with so many on average
-    setup_from: tuple | None = None  # start, scale and other unknowns of the set-up
+    request: SetupRequest | None = None  # of the set-up, without its data
     draws: BatchMeans | None = None  # of the later half of the tuning draws
     stretch: float = 1.0  # of the inner steps in a draw, where draws resemble their neighbours
 

@@ -57,7 +57,7 @@ def _chosen(gradient, start):
     for weights in (found, below * ratios / (1 + below * ratios), none):
         density.set_centring(weights)
         mass = centre_of_mass(counted, density.from_model(start).astype(float))
-        if mass is not None and mass.is_near:
+        if mass is not None and mass.is_mode:
             return weights
     return found
 

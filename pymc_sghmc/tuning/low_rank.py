@@ -11,7 +11,8 @@ from scipy.sparse.linalg import eigsh
 
 from pymc_sghmc.gradients.metric import Diagonal, LowRank, Metric
 from pymc_sghmc.tuning.curvature import first_vector, operator_of
-from pymc_sghmc.tuning.mass import FLAT, NEAR, Mass, draws_and_shares, mean_field, nearer
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
+from pymc_sghmc.tuning.mass import FLAT, NEAR, draws_and_shares, mean_field, nearer
 
 __all__ = ["low_rank_mass"]
 
@@ -22,7 +23,7 @@ STEP = 1e-3  # of differences of gradients, in standard deviations
 FEW = 64  # entries of an unknown whose curvatures are taken one by one
 
 
-def low_rank_mass(counted, start, blocks) -> Mass | None:
+def low_rank_mass(counted, start, blocks) -> GaussianFit | None:
     """Mean and factor of a Gaussian near the posterior, from ``start``; None where there is none.
 
     Parameters
@@ -41,14 +42,16 @@ def low_rank_mass(counted, start, blocks) -> Mass | None:
     for _ in range(ROUNDS):
         rescaled = _rescaled(counted, shares, m, metric, z, blocks)
         if rescaled is None:
-            return Mass(fit[0], Diagonal(fit[1]), False)
+            return GaussianFit(
+                mean=fit[0], metric=Diagonal(fit[1]), is_mode=False, passes=counted.passes
+            )
         metric = rescaled
         m, moved = nearer(counted, counted.subset, m, metric, z)
         if not NEAR <= moved < np.inf:
             break
     if counted.subset is not None:
         m, moved = nearer(counted, None, m, metric, z)
-    return Mass(m, metric, bool(moved < ASTRAY))
+    return GaussianFit(mean=m, metric=metric, is_mode=bool(moved < ASTRAY), passes=counted.passes)
 
 
 def _rescaled(counted, shares, m, metric, z, blocks) -> LowRank | None:

@@ -7,18 +7,16 @@ SciPy, no samplers.
 
 import math
 
-from typing import NamedTuple
-
 import numpy as np
 
 from scipy.optimize import minimize
 
-from pymc_sghmc.gradients.metric import Dense, Metric
+from pymc_sghmc.gradients.metric import Dense
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 
 __all__ = [
     "FLAT",
     "NEAR",
-    "Mass",
     "centre_of_mass",
     "draws_and_shares",
     "lower",
@@ -36,15 +34,7 @@ WIDEST = 12.0  # logarithm of a scale over its first guess: nothing is known of 
 ROUGH = 0.8  # r.m.s. of the force that a Gaussian doesn't have, in sds, above which it is none
 
 
-class Mass(NamedTuple):
-    """A Gaussian near the posterior."""
-
-    position: np.ndarray  # its mean, (d,)
-    metric: Metric  # L with its covariance LLᵀ
-    is_near: bool  # whether the search ended, and the posterior resembles it
-
-
-def centre_of_mass(counted, start) -> Mass | None:
+def centre_of_mass(counted, start) -> GaussianFit | None:
     """Fit a Gaussian to the posterior, from ``start``; None where there is nothing to go by.
 
     First its mean and the scale of each unknown, with the same few draws throughout so that L-BFGS
@@ -75,7 +65,8 @@ def centre_of_mass(counted, start) -> Mass | None:
         if not NEAR <= moved < math.inf:
             break
     rough = _roughness(counted, m, factor, z)
-    return Mass(m, Dense(factor), bool(moved < NEAR and rough < ROUGH))
+    is_near = bool(moved < NEAR and rough < ROUGH)
+    return GaussianFit(mean=m, metric=Dense(factor), is_mode=is_near, passes=counted.passes)
 
 
 def mean_field(counted, start) -> tuple | None:

@@ -50,7 +50,7 @@ def place_nodes(gradient, start, given):
         position, centre, stays = _centre_of_nodes(gradient, start, given)
         if stays:
             break
-    density.place_nodes(data, centre.position, centre.metric)
+    density.place_nodes(data, centre.mean, centre.metric)
     some = _some_units(density.marginal)
     n_nodes, error = _enough(gradient, centre, some)
     density.set_nodes(n_nodes)
@@ -71,8 +71,8 @@ def _centre_of_nodes(gradient, start, given) -> tuple:
         centre = find_centre(
             gradient.passes, position, position.size <= MAX_DENSE, given is None, None
         )
-        moved = centre.metric.from_theta(centre.position - position)
-        position = centre.position.astype(density.dtype)
+        moved = centre.metric.from_theta(centre.mean - position)
+        position = centre.mean.astype(density.dtype)
         if given is not None or np.abs(moved).max() < NEAR:
             return position, centre, True
     return position, centre, False
@@ -93,13 +93,13 @@ def _enough(gradient, centre, some) -> tuple:
     passes = gradient.passes
     marginal = density.marginal
     coordinates = centre.metric
-    d = centre.position.size
+    d = centre.mean.size
     scale = np.sqrt(marginal.n_integrated / some.size)
-    points = [centre.position]
+    points = [centre.mean]
     for i in np.unique(np.linspace(0, d - 1, MOST_DIRECTIONS).astype(int)):
         along = coordinates.pull_back(np.eye(d)[i])
         shift = coordinates.to_theta(along / max(np.linalg.norm(along), 1e-300))
-        points += [centre.position + sign * FAR * shift for sign in (1, -1)]
+        points += [centre.mean + sign * FAR * shift for sign in (1, -1)]
 
     def forces(n_nodes):
         density.set_nodes(n_nodes)
@@ -123,7 +123,7 @@ def missed(gradient, centre, some) -> float:
     marginal = gradient.density.marginal
     worst = 0.0
     coordinates = centre.metric
-    position = centre.position.astype(density.dtype)
+    position = centre.mean.astype(density.dtype)
     for side in SIDES:
         others, there = density.group_effects.elsewhere(
             density, gradient.data, position, some, side

@@ -20,30 +20,31 @@ FEWEST_OF_FEW = 10
 MANY_GROUPS = 1000
 
 
-def options(setup, made_from, may_change, data=None) -> list[ChainTuning]:
+def options(setup, request, may_change, data=None) -> list[ChainTuning]:
     """Return the gradients that may be used after this set-up, without settings.
 
     Parameters
     ----------
     setup : Setup
-    made_from : tuple
-        What `Setups` knows it by.
+    request : SetupRequest
+        Which a chain keeps of it.
     may_change : bool
         Whether the plain gradient is one of them beside control variates.
     data : InMemory, optional
         Whose minibatches' number of rows is to be chosen, too.
     """
-    plain, first, second = setup.noise
+    noise = setup.noise
+    far_out = setup.limits.far_out
     # where no Gaussian is near, chains go where they seldom were, which short draws don't show
-    stretch = 1.0 if setup.centre.is_mode and setup.is_near else MOST_STRETCH
-    new = partial(ChainTuning, temperatures=[], setup_from=made_from, stretch=stretch)
+    stretch = 1.0 if setup.fit.is_mode and setup.is_gaussian else MOST_STRETCH
+    new = partial(ChainTuning, temperatures=[], request=request, stretch=stretch)
     found = []
-    if second is not None:
-        found.append(new(2, second, limit=min(setup.limit, setup.far_limit)))
-    if first is not None:
-        found.append(new(1, first, limit=min(MAX_LEARNING_RATE, setup.far_limit)))
+    if noise.second_order is not None:
+        found.append(new(2, noise.second_order, limit=min(setup.limits.second_order, far_out)))
+    if noise.first_order is not None:
+        found.append(new(1, noise.first_order, limit=min(MAX_LEARNING_RATE, far_out)))
     if not found or may_change:
-        found.append(new(0, plain, limit=min(MAX_LEARNING_RATE, setup.far_limit)))
+        found.append(new(0, noise.plain, limit=min(MAX_LEARNING_RATE, far_out)))
     if data is None:
         return found
     return [sized for option in found for sized in _of_sizes(option, setup, data)]
@@ -58,6 +59,8 @@ def _of_sizes(option, setup, data) -> list[ChainTuning]:
     sizes = dict.fromkeys(max(fewest, round(rows / each)) for rows in SIZES[option.order])
     sizes = [n, *(size for size in sizes if size <= max(noisy) // 2)]
     if option.order == 2:
-        sizes = [size for size in sizes if setup.far_noise * n / size <= MOST_FAR_NOISE]
+        sizes = [
+            size for size in sizes if setup.noise.second_order_far * n / size <= MOST_FAR_NOISE
+        ]
     option = option._replace(rows_of_each=each)
     return [option._replace(rows=size, noise=option.noise * n / size) for size in sizes]

@@ -75,7 +75,7 @@ class Tuner:
             gradient,
             expansions,
             preconditioner=preconditioner,
-            centre=centre,
+            reference_point=centre,
             temperature=settings.temperature,
         )
         metric: Metric = Identity(gradient.density.d)
@@ -106,8 +106,8 @@ class Tuner:
 
     def prepare(self) -> ChainTuning:
         """Set up for chains from the initial point, and return their first settings."""
-        points = choose_centring(self.gradient, self.initial, self.setups.given_centre)
-        self.initial, self.setups.given_centre = points
+        points = choose_centring(self.gradient, self.initial, self.setups.reference_point)
+        self.initial, self.setups.reference_point = points
         self.setups.make_first(self.initial)
         return self._first_settings()
 
@@ -121,8 +121,8 @@ class Tuner:
             # far from the centre control variates are noisier than any given learning rate allows
             if self.settings.learning_rate is None or tuning.order:
                 position = self.setups.start(rng)
-        elif tuning.setup_from is not self.setups.made_from:
-            self.setups.restore(tuning.setup_from)
+        else:
+            self.setups.restore(tuning.request)
         self.setups.follow(position)
         if self.gradient.density.likelihood_needs_others and tuning.order:
             self.gradients[tuning.order].move_anchor()
@@ -133,7 +133,7 @@ class Tuner:
         data = self.gradient.data if self.finds_rows else None
         if data is not None:
             data.resize(None)  # with so many rows the noise was measured
-        found = options(self.setup, self.setups.made_from, self.may_change, data)
+        found = options(self.setup, self.setups.request, self.may_change, data)
         return max(map(self._chosen, found), key=score)
 
     def _chosen(self, tuning) -> ChainTuning:
@@ -168,12 +168,14 @@ class Tuner:
             known = known_of_effects(first, self.setup.noise.first_order)
             tuning = tuning.with_noise(target.noise_covariance(state.position, rng), known)
         relative = temperature / (self.settings.temperature or 1.0)
-        tuning = tuning.with_temperature(relative, self.settings.target_bias, self.setup.stiffness)
+        tuning = tuning.with_temperature(
+            relative, self.settings.target_bias, self.setup.curvature.largest
+        )
         if n_tuned < 8 or n_tuned & (n_tuned - 1):
             return tuning, state
         if n_tuned >= 32 and self._has_moved(tuning, mean):
             start = mean.astype(self.gradient.density.dtype)
-            if self.setups.move(start, tuning.setup_from[2]):
+            if self.setups.move(start, tuning.request.max_order):
                 new = self._first_settings()
                 return new._replace(n_divergences=tuning.n_divergences), None
         return self.revised(tuning, state.position, rng), state
@@ -209,7 +211,7 @@ class Tuner:
             return self._of_first_order(tuning)
         if self.gradient.density.given_types:
             try:  # the other unknowns may have moved the mode
-                self.setups.make(self.initial, highest=tuning.setup_from[2])
+                self.setups.make(self.initial, max_order=tuning.request.max_order)
             except NonFinite:
                 return None
             tuning = self._first_settings()
@@ -217,10 +219,10 @@ class Tuner:
 
     def _of_first_order(self, tuning) -> ChainTuning | None:
         """Give up second-order control variates, for a chain that they sent off."""
-        start, scale, _, given = tuning.setup_from
+        request = tuning.request
         try:
-            with self.gradient.density.at(given):
-                self.setups.make(start, scale, highest=1)
+            with self.gradient.density.at(request.conditioned_on):
+                self.setups.make(request.start, request.metric, max_order=1)
         except NonFinite:
             return None
         new = self._first_settings()
@@ -239,15 +241,17 @@ class Tuner:
         setup = self.setup
         T = self.settings.temperature
         limit = (4 * math.sqrt(theta.size) + 10) * math.sqrt(T)
-        if setup.phi is None:
+        if setup.mean_phi is None:
             return not self.setups.radius(theta) < limit
-        shift = state.position - setup.phi
+        shift = state.position - setup.mean_phi
         return not shift.dot(shift) < limit**2
 
     def _has_moved(self, tuning, mean) -> bool:
         """Whether the mean of the draws has left the centre, or other unknowns their values."""
-        if self.setups.given_centre is not None or self.settings.learning_rate is not None:
+        if self.setups.reference_point is not None or self.settings.learning_rate is not None:
             return False  # the scale of a given learning rate must stay
-        if not all(map(np.array_equal, tuning.setup_from[-1], self.gradient.density.others)):
+        if not all(
+            map(np.array_equal, tuning.request.conditioned_on, self.gradient.density.others)
+        ):
             return True
         return bool(self.setups.distance(mean) > FAR)

@@ -237,7 +237,7 @@ def test_modes_that_nodes_do_not_reach_are_told():
     for build in (bent, logistic):
         model, unknowns, gradient, position = marginal(build)
         gradient.density.set_nodes(31)
-        centre = SimpleNamespace(position=position, metric=Dense(0.1 * np.eye(2)))
+        centre = SimpleNamespace(mean=position, metric=Dense(0.1 * np.eye(2)))
         told = missed(gradient, centre, some)
         if build is logistic:
             assert told == 0
@@ -373,7 +373,7 @@ def test_noise_far_out_is_that_of_the_worst_unknown():
             forces = [factor.T @ second(point, m)[1] for m in minibatches]
             V = p @ np.square(forces) - np.square(p @ forces)
             found.append(V @ np.square(along))
-    centre = SimpleNamespace(position=position, metric=metric)
+    centre = SimpleNamespace(mean=position, metric=metric)
     [n] = data.batch_sizes
     expected = pytest.approx(max(found) / n / 0.5, rel=0.02)
     assert noise_at_edge(second, centre, metric) == expected
@@ -775,7 +775,9 @@ def test_new_data_have_nodes_of_their_own():
         draws = xr.Dataset({"tau": (("chain", "draw"), np.ones((1, 2)))})
         recover_effects(SimpleNamespace(posterior=draws), step, progressbar=False)
         np.testing.assert_allclose(known.table[:-1, 0], sums(1 - REAL))
-    assert step.chain.tuning.setup_from[-1] == ()  # a state holds nothing of a million groups
+    assert (
+        step.chain.tuning.request.conditioned_on == ()
+    )  # a state holds nothing of a million groups
 
 
 def test_nothing_is_left_of_the_data_before():
@@ -791,7 +793,7 @@ def test_nothing_is_left_of_the_data_before():
         step.step(model.initial_point())
         again = SGHMC(marginalize=["u"], **options)
     (n, placed, error), (n_again, placed_again, error_again) = (
-        one.tuner.setup.nodes for one in (step, again)
+        one.tuner.setup.sites for one in (step, again)
     )
     assert (n, error) == (n_again, error_again)
     for one, other in zip(placed, placed_again, strict=True):
@@ -825,7 +827,7 @@ def test_effects_by_row_need_no_value_in_a_centre_and_memory_is_told(caplog, mon
         u = pm.Normal("u", 0, tau, shape=N)
         pm.Poisson("y", pm.math.exp(b + u[pm.Data("i", np.arange(N))]), observed=COUNTS)
         step = SGHMC(centre={"tau_log__": 0.0, "b": 0.5}, **options)
-        assert step.tuner.setup.centre.position == pytest.approx([0.5, 0.0])
+        assert step.tuner.setup.fit.mean == pytest.approx([0.5, 0.0])
         effects = named_effects(model, ["u"], model.initial_point())
         point = unconstrained_point(model, {"tau": 1.0, "b": 0.5}, effects)
         assert (point["b"], point["tau_log__"]) == (0.5, 0.0)
@@ -843,7 +845,7 @@ def test_minibatches_where_no_gaussian_is_near_are_warned_of(caplog):
             pm.Bernoulli("y", logit_p=b + u[pm.Data("i", np.arange(N))], observed=COIN)
             options = {"batch_size": batch_size, "compile_kwargs": {"mode": "FAST_COMPILE"}}
             step = SGHMC(marginalize=["u"], **options)
-            assert not step.tuner.setup.is_near
+            assert not step.tuner.setup.is_gaussian
         assert (batch_size is None) is (
             f"Leave batch_size out: each step takes all {N} rows" not in caplog.text
         )

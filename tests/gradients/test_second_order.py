@@ -433,7 +433,7 @@ def test_chain_that_goes_far_after_tuning_is_told_once():
     step.stop_tuning()
     texts = []
     for shift in (0.0, 20.0, 20.0):
-        phi = step.tuner.setup.phi + shift
+        phi = step.tuner.setup.mean_phi + shift
         step.chain.state = step.chain.state._replace(position=phi)
         point = step.unknowns.unravel(step.tuner.setup.metric.to_theta(phi), point)
         point, [statistics] = step.step(point)

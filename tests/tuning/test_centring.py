@@ -14,6 +14,7 @@ from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.tuning import budget, centre, centring, noise_around, setup
 from pymc_sghmc.tuning.centring import choose_centring
 from pymc_sghmc.tuning.curvature import CountedPasses, extreme_curvatures
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.low_rank import low_rank_mass
 
 SIGMA = 1.0
@@ -79,7 +80,8 @@ def test_learning_rate_is_limited_by_the_curvature_far_out():
         pm.Potential("energy", -(0.5 * x**2 + x**4).sum())
     gradient, _ = gradient_with_effects(model, None)
     metric = Diagonal(np.ones(3))
-    found = setup._far_limit(gradient.passes, centre.Centre(np.zeros(3), metric, 0), metric)
+    fit = GaussianFit(mean=np.zeros(3), metric=metric, is_mode=True, passes=0.0)
+    found = setup._far_limit(gradient.passes, fit, metric)
     points = 1.5 * np.random.default_rng(0).standard_normal((16, 3))
     largest = (1 + 12 * points**2).max(axis=1)
     assert found == pytest.approx(1 / np.quantile(largest, 0.75), rel=0.01)
@@ -153,15 +155,15 @@ def test_few_directions_tell_how_shared_unknowns_and_effects_depend_on_each_othe
         pm.Potential("energy", -0.5 * (x - mean) @ H @ (x - mean))
     gradient, start = gradient_with_effects(model, None)
     passes = CountedPasses(gradient.passes)
-    position, metric, is_near = low_rank_mass(passes, start, [slice(2, len(H))])
-    assert is_near
-    L = metric.matrix()
+    fit = low_rank_mass(passes, start, [slice(2, len(H))])
+    assert fit.is_mode
+    L = fit.metric.matrix()
     values = np.linalg.eigvalsh(L.T @ H @ L)
     assert 0.9 < values.min() and values.max() < 1.1
     # a diagonal alone leaves what the shared two mean to all
     alone = np.sqrt(np.diag(H))
     assert np.linalg.eigvalsh(H / np.outer(alone, alone)).min() < 0.5
-    assert np.linalg.norm(np.linalg.solve(L, position - mean), np.inf) < 0.1
-    slowest, stiffest = extreme_curvatures(gradient.passes, position, metric)
+    assert np.linalg.norm(np.linalg.solve(L, fit.mean - mean), np.inf) < 0.1
+    slowest, stiffest = extreme_curvatures(gradient.passes, fit.mean, fit.metric)
     assert slowest == pytest.approx(values.min(), rel=0.1)
     assert stiffest == pytest.approx(values.max(), rel=0.1)

@@ -27,7 +27,7 @@ from pymc_sghmc.tuning.budget import (
 )
 from pymc_sghmc.tuning.law import Rule
 from pymc_sghmc.tuning.options import options
-from pymc_sghmc.tuning.setup import MOST_FAR_NOISE
+from pymc_sghmc.tuning.setup import MOST_FAR_NOISE, Limits, Noise
 
 RULES = {
     "euler": Rule(sghmc.update, sghmc.SGHMCState),
@@ -237,8 +237,8 @@ def test_sizes_of_minibatches_are_in_rows_and_never_too_noisy(n_rows, each, far_
         noisy_batch_sizes=[n], n_rows=[n_rows], is_noisy=[True], rows_of_each=each
     )
     setup = SimpleNamespace(
-        noise=(np.ones(3), None, np.full(3, 0.01)), centre=SimpleNamespace(is_mode=True), limit=1.0,
-        far_limit=np.inf, is_near=True, far_noise=far_noise,
+        noise=Noise(np.ones(3), None, np.full(3, 0.01), far_noise), limits=Limits(second_order=1.0),
+        fit=SimpleNamespace(is_mode=True), is_gaussian=True,
     )  # fmt: skip
     found = options(setup, None, False, data)
     assert {one.rows for one in found} == expected
