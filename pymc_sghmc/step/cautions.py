@@ -16,6 +16,7 @@ from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.jumps import jumping_unknowns
 from pymc_sghmc.step.explain import suspects
 from pymc_sghmc.tuning.budget import MANY
+from pymc_sghmc.tuning.chain_tuning import ByHand
 from pymc_sghmc.tuning.nodes import TOLERANCE
 
 __all__ = [
@@ -235,7 +236,7 @@ def notice(sampler, tuner, chain, position) -> SamplerWarning | None:
     marginal = tuner.gradient.density.marginal
     if chain.n_kept == 1 and marginal is not None and marginal.error >= WRONG:
         return words(_off(sampler, marginal))  # data may have changed since the step was made
-    if chain.n_kept != 1 or chain.tuning is None or not tuner.is_tuned:
+    if chain.n_kept != 1 or isinstance(chain.tuning, ByHand) or not tuner.is_tuned:
         return None
     if 0 < chain.n_tuned < FEW_DRAWS:
         return words(

@@ -170,10 +170,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
     def stop_tuning(self):
         """End of tuning: settings, and the centre of the thermometer, stay as they are."""
         self.tune = False
-        chain = self.chain
-        if chain.tuning is not None and chain.state is not None:
-            tuning = chain.tuning.stretched()
-            chain.tuning = self.tuner.revised(tuning, chain.state.position, self.rng)
+        self.chain.end_tuning(self.tuner, self.rng)
 
     def step(self, point):
         """Make one draw of ``n_steps`` inner steps."""
@@ -215,8 +212,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             slower = self.tune and tuner.slower(chain.tuning)
             if not slower:
                 return self._stop(point, error, draw, start)
-            chain.tuning = slower
-            chain.state = None
+            chain.begin_anew(slower)
             new = self._point(tuner.setups.start(self.rng), point)
             warning = cautions.change(old, slower, chain.n_updates)
             return new, [draw.statistics_of_fault(self, warning)]

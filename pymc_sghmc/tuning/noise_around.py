@@ -6,7 +6,8 @@ Knows gradients and centres, no samplers.
 import numpy as np
 
 from pymc_sghmc.gradients.noise import noise_covariance
-from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE, MAX_LEARNING_RATE
+from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE
+from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.curvature import MAX_DENSE
 
 __all__ = [

@@ -22,8 +22,8 @@ from pymc_sghmc.gradients.metric import (
     Metric,
     preconditioner_metric,
 )
-from pymc_sghmc.tuning.budget import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.centre import find_centre
+from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.curvature import MAX_DENSE, extreme_curvatures
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.noise_around import (

@@ -4,6 +4,7 @@ import copy
 import itertools
 import logging
 
+from dataclasses import replace
 from functools import cache
 
 import arviz as az
@@ -27,7 +28,8 @@ from pymc_sghmc.gradients.second_order import SecondOrder, second_order
 from pymc_sghmc.loaders import ArrayLoader
 from pymc_sghmc.rows.orders import ByLeverage
 from pymc_sghmc.tuning import setup
-from pymc_sghmc.tuning.budget import ChainTuning, inner_steps
+from pymc_sghmc.tuning.budget import inner_steps
+from pymc_sghmc.tuning.chain_tuning import ByHand, ChainTuning
 
 N = 40
 rng = np.random.default_rng(0)
@@ -632,9 +634,9 @@ def test_a_draw_has_as_many_steps_as_make_it_independent():
     ("rate", "n"), [(0.999, 3), (1.0, 10), (0.64, 4), (0.39, 9), (0.01, 10), (-np.inf, 10)]
 )
 def test_number_of_steps_is_within_its_limits(rate, n):
-    tuning = ChainTuning(2, np.zeros(1), [], rate=rate)
+    tuning = ChainTuning(order=2, noise=np.zeros(1), rate=rate)
     assert inner_steps(tuning) == n
-    assert inner_steps(tuning._replace(order=1)) == inner_steps(None) == 10
+    assert inner_steps(replace(tuning, order=1)) == inner_steps(ByHand()) == 10
 
 
 def test_rows_come_up_as_often_as_their_leverage_says():

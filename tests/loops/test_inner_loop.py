@@ -4,6 +4,7 @@ import importlib.util
 import pickle
 
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -318,8 +319,8 @@ def test_containers_that_are_not_cut_are_seen_by_the_compiled_loop():
         mu = pm.Normal("mu", 0, 10)
         pm.Normal("y", mu + off, 1, observed=Y)
         pm.Normal("z", mu, 1, observed=pm.Data("zd", Z))  # used whole
-    for mode, replace in (("NUMBA", True), ("FAST_COMPILE", False)):
-        kwargs = {"model": model, "batch_size": {"y": 50}, "replace": replace}
+    for mode, with_replacement in (("NUMBA", True), ("FAST_COMPILE", False)):
+        kwargs = {"model": model, "batch_size": {"y": 50}, "replace": with_replacement}
         with model:
             pm.set_data({"off": 0.0, "zd": Z})
             step = SGHMC(**kwargs, compile_kwargs={"mode": mode})
@@ -443,7 +444,7 @@ def test_each_kind_of_gradient_and_setting_has_its_own_loop(model):
     step.step(start_of(step))
     chain, loops = step.chain, set()
     for order in (0, 1):
-        target = step.tuner.target(chain.tuning._replace(order=order))
+        target = step.tuner.target(replace(chain.tuning, order=order))
         target.begin_draw(chain, chain.mean)
         for beta_hat in (0.0, np.zeros(3)):
             settings = {"learning_rate": 0.01, "friction": 0.1, "noise_estimate": beta_hat}

@@ -20,7 +20,7 @@ from targets import GaussianMean, linear_regression
 from pymc_sghmc import SGHMC, SGLD, schedules
 from pymc_sghmc.gradients.metric import Identity
 from pymc_sghmc.tuning import setups
-from pymc_sghmc.tuning.budget import MAX_LEARNING_RATE
+from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 
 SETTINGS = ("learning_rate", "friction", "gradient_noise", "control_variates")
 

@@ -23,7 +23,8 @@ from pymc_sghmc.rows.epochs import Epochs
 from pymc_sghmc.samplers import baoab, sghmc, sgld
 from pymc_sghmc.schedules import Phase
 from pymc_sghmc.tuning import setups
-from pymc_sghmc.tuning.budget import MAX_LEARNING_RATE, ChainTuning, critical_friction, score
+from pymc_sghmc.tuning.budget import critical_friction, score
+from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE, ByHand, ChainTuning
 from pymc_sghmc.tuning.law import Rule
 from pymc_sghmc.tuning.noise_estimates import GivenNoise, TunedNoise
 from pymc_sghmc.tuning.settings import Settings
@@ -217,8 +218,8 @@ def test_nothing_is_set_up_where_all_is_given(made):
     position = np.array([5.0, 6.0])
     tuning, start = begun(tuner, position=position)
     assert not tuner.needs_setup and not tuner.is_tuned and not made
-    assert tuning is None and start is position and tuner.setup is None
-    np.testing.assert_array_equal(tuner.target(None).coordinates.scales, np.sqrt(P))
+    assert tuning == ByHand() and start is position and tuner.setup is None
+    np.testing.assert_array_equal(tuner.target(tuning).coordinates.scales, np.sqrt(P))
 
 
 GIVEN = [{"eta": 0.003}, {"alpha": 0.37}, {"eta": 0.003, "alpha": 0.37}]
@@ -271,7 +272,7 @@ def test_the_gradient_that_mixes_faster_is_chosen():
     for scatter, expected in ((3.0, True), (0.0, False)):
         tuner = tuner_of(rows(scatter))
         options = [
-            tuner.settings.chosen(ChainTuning(order, noise, []), tuner.setup)
+            tuner.settings.chosen(ChainTuning(order=order, noise=noise), tuner.setup)
             for order, noise in enumerate(tuner_setup_noise(tuner)[:2])
         ]
         chosen = tuner.prepare()
@@ -367,7 +368,7 @@ def test_a_mean_that_left_the_centre_becomes_the_centre_after_32_draws(temperatu
     expected = SetupRequest(start=mean, metric=before.fit.metric, max_order=2, conditioned_on=())
     assert tuning.request == expected
     np.testing.assert_array_equal(tuner.gradients[1].anchor.centre, mean)
-    assert not tuning.temperatures and tuning.limit == MAX_LEARNING_RATE  # begun anew
+    assert tuning.temperatures.n == 0 and tuning.limit == MAX_LEARNING_RATE  # begun anew
 
 
 @pytest.mark.parametrize(
@@ -446,8 +447,8 @@ def test_a_given_rate_is_not_slowed_down_and_no_chain_before_its_settings():
     tuner = tuner_of(eta=0.003)
     tuning, _ = begun(tuner)
     assert tuner.slower(tuning) is None
-    assert tuner_of().slower(None) is None
-    assert not tuner.is_lost(None, None, np.full(D, 1e9))
+    assert tuner_of().slower(ByHand()) is None
+    assert not tuner.is_lost(ByHand(), None, np.full(D, 1e9))
 
 
 def test_lost_is_a_thousand_standard_deviations_off():
@@ -456,7 +457,7 @@ def test_lost_is_a_thousand_standard_deviations_off():
     centre = tuner.setup.fit
     for sds, lost in ((-999.0, False), (-1001.0, True), (999.0, False), (1001.0, True)):
         position = centre.mean + centre.metric.factor @ np.array([0.0, sds])
-        assert bool(tuner.is_lost(None, None, position)) is lost, sds
+        assert bool(tuner.is_lost(ByHand(), None, position)) is lost, sds
 
 
 def test_where_others_have_moved_the_mode_a_slower_chain_is_set_up_there(made):
@@ -600,7 +601,7 @@ def test_chains_taken_up_by_turns_share_a_tuner(restored):
 def test_other_unknowns_are_put_back_where_a_restored_chain_has_no_setup(restored):
     here, _, tuning, position = restored
     request = replace(tuning.request, conditioned_on=(np.array(np.nan),))
-    lost = tuning._replace(request=request)
+    lost = replace(tuning, request=request)
     before = here.setup
     with pytest.raises(NonFinite):
         here.begin_draw(lost, position, np.random.default_rng(0))
