@@ -1,5 +1,7 @@
 """What ends a chain early. Knows how PyMC treats errors and interruptions."""
 
+from typing import Any
+
 from pymc.exceptions import SamplingError
 
 __all__ = ["Fault", "NonFinite", "SamplingStopped"]
@@ -8,7 +10,7 @@ __all__ = ["Fault", "NonFinite", "SamplingStopped"]
 class NonFinite(ArithmeticError):
     """The log-density, its gradient or the position is not finite."""
 
-    def __init__(self, position, gradient, logp, minibatch=None):
+    def __init__(self, position: Any, gradient: Any, logp: Any, minibatch: Any = None) -> None:
         super().__init__(position, gradient, logp, minibatch)
         self.position = position
         self.gradient = gradient

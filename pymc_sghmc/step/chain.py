@@ -25,7 +25,7 @@ class Chain(ByValue):
     n_updates: int = 0  # inner steps
     n_tuned: int = 0  # tuning draws
     n_kept: int = 0  # draws after them
-    mean: Array | None = None  # of the tuning draws, about which temperatures are taken
+    mean: Any = None  # of the tuning draws, (d,), about which temperatures are taken
     place: Any = None  # in data that the chain goes through without replacement
     tuning: Tuning | None = None  # what it has learnt; None before the first draw
     noise: Any = None  # V̂, where it is measured at each draw
@@ -79,7 +79,7 @@ class Chain(ByValue):
 
 
 @dataclass_state
-class StochasticGradientState(StepMethodState):
+class StochasticGradientState(StepMethodState):  # type: ignore[misc]  # PyMC's is untyped
     """What is saved of a chain, for all samplers."""
 
     # as given: another step can't go on with it
