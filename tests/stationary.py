@@ -15,6 +15,7 @@ import pytensor.tensor as pt
 from scipy.linalg import block_diag, solve_discrete_lyapunov
 
 from pymc_sghmc.rows.data import Minibatch, Minibatches
+from pymc_sghmc.tuning.chain_tuning import ByHand
 
 # A correlated target, its gradient noise, and the coordinates in which the laws are tested.
 H = np.array([[2.0, 0.6, -0.3], [0.6, 1.0, 0.4], [-0.3, 0.4, 1.5]])
@@ -108,9 +109,7 @@ def with_gradient(step, gradient):
 
 def draw_map(step, d):
     """A and B of one draw of ``step`` (all inner steps) on the state (θ, v), or θ for SGLD."""
-    coordinates = step.tuner.target(step.chain.tuning).coordinates
-    L = np.eye(d) if coordinates.factor is None else coordinates.factor
-    L = np.diag(L) if L.ndim == 1 else L
+    L = step.tuner.target(ByHand()).coordinates.matrix()
     fresh = step.init(np.zeros(d), 1.0, Script())
     size = d * len(fresh)
 

@@ -13,7 +13,7 @@ from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.around_centre import AroundCentre
-from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
 from pymc_sghmc.models.row_terms import difference, row_terms
 from pymc_sghmc.rows.orders import ByLeverage
@@ -66,8 +66,8 @@ class ControlVariates(AroundCentre):
         self._zero = np.zeros_like(self._one)
         self.anchor = self._placed = None
 
-    def set_centre(self, centre, factor) -> int:
-        """Take θ̂, and L with LLᵀ near the posterior covariance; return the passes over all rows."""
+    def set_centre(self, centre, metric: Metric) -> int:
+        """Take θ̂, and a metric of the posterior's width; return the passes over all rows."""
         dtype = self.density.dtype
         position = centre.astype(dtype)
         order = self._plain_order
@@ -78,9 +78,7 @@ class ControlVariates(AroundCentre):
             shape = (N_LEVERAGE_PROBES if few else N_LEVERAGE_PROBES // 4, centre.size)
             # wider than the posterior, whose tails count, too
             z = 1.5 * np.random.default_rng(0).standard_normal(shape)
-            to_theta = Coordinates(factor).to_theta
-            shifts = z @ factor.T if factor.ndim == 2 else [to_theta(x) for x in z]
-            ends = [centre + sign * shift for shift in shifts for sign in (1, -1)]
+            ends = [centre + sign * shift for shift in metric.to_thetas(z) for sign in (1, -1)]
             points = [position, *(point.astype(dtype) for point in ends)]
             with np.errstate(all="ignore"):
                 order = ByLeverage(self.data, self.passes.leverages(self.row_function, points))

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.sparse import issparse
 
 from pymc_sghmc.exceptions import NonFinite
-from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.rows.orders import ByLeverage
 
 __all__ = ["Expansion", "expand", "fits", "fitted", "is_right", "noise_at"]
@@ -43,7 +43,7 @@ class Expansion(NamedTuple):
         return self.centre, self.logp, self.gradient, *self.hessian, *self.tables
 
 
-def expand(gradient, centre, factor) -> tuple[Expansion, float]:
+def expand(gradient, centre, metric: Metric) -> tuple[Expansion, float]:
     """Find slopes, sums and leverages around a centre; return the passes that it took, too.
 
     The slope C of a row is that of least squares of c − ĉ over probes at 1 and at 3 sds. The sum
@@ -54,18 +54,18 @@ def expand(gradient, centre, factor) -> tuple[Expansion, float]:
     gradient : SecondOrder
         Whose functions of rows are called.
     centre : array of shape (d,)
-    factor : array
-        L with LLᵀ near the posterior covariance, as of `Coordinates`.
+    metric : Metric
+        Of about the posterior's width.
     """
     data = gradient.data
     dtype = gradient.density.dtype
     d = centre.size
     position = centre.astype(dtype)
-    coordinates = Coordinates(factor)
     n_pairs = N_PAIRS if sum(data.n_rows) <= N_FEW_ROWS else N_PAIRS // 4
     z = np.random.default_rng(0).standard_normal((n_pairs, d))
-    z = z @ factor.T if factor.ndim == 2 else [coordinates.to_theta(one) for one in z]
-    shifts = [sign * far * shift for far in DISTANCES for shift in z for sign in (1, -1)]
+    shifts = [
+        sign * far * shift for far in DISTANCES for shift in metric.to_thetas(z) for sign in (1, -1)
+    ]
     probes = [(centre + shift).astype(dtype) for shift in shifts]
     logp = 0.0
     slope = np.zeros(d)
@@ -87,8 +87,8 @@ def expand(gradient, centre, factor) -> tuple[Expansion, float]:
                 dc[:, p], dzeta[:, p] = _differences(there, here, q.m)
             C = C + fitted(dc - dzeta @ C, dzeta)
             left = np.nan_to_num(dc - dzeta @ C, posinf=0.0, neginf=0.0)
-            J = _jacobian(gradient, k, centre, coordinates, inputs)
-            spread = J.spread(coordinates)
+            J = _jacobian(gradient, k, centre, metric, inputs)
+            spread = J.spread(metric)
             leverages[k][rows] = np.sqrt(np.einsum("npa,nab,npb->n", left, spread, left))
             logp += float(log_likelihood.sum())
             slope += J.total(c)
@@ -130,23 +130,22 @@ def fits(jacobian, zetas, density, data) -> bool:
     return True
 
 
-def is_right(gradient, centre, factor) -> bool:
+def is_right(gradient, centre, metric: Metric) -> bool:
     """Whether derivatives by way of ζ are those of the model, on some rows at two points.
 
     A check on the user's own model, before its chains depend on graphs that were cut.
     """
     dtype = gradient.density.dtype
-    coordinates = Coordinates(factor)
-    shift = coordinates.to_theta(np.random.default_rng(1).standard_normal(centre.size))
+    shift = metric.to_theta(np.random.default_rng(1).standard_normal(centre.size))
     tolerance = np.finfo(dtype).eps ** 0.25
     for rows, inputs, k in _blocks(gradient, CHECKED_ROWS):
-        J = _jacobian(gradient, k, centre, coordinates, inputs)
-        spread = J.spread(coordinates)
+        J = _jacobian(gradient, k, centre, metric, inputs)
+        spread = J.spread(metric)
         for point in (centre - shift, centre + 0.7 * shift):
             point = point.astype(dtype)
             _, c, _ = _parts(gradient.first(point, *inputs)[k], gradient.quadratics[k].m)
-            found = coordinates.pull_back(J.total(c))
-            expected = coordinates.pull_back(gradient.passes.of_rows(point, k, rows)[1])
+            found = metric.pull_back(J.total(c))
+            expected = metric.pull_back(gradient.passes.of_rows(point, k, rows)[1])
             scale = np.sqrt(np.einsum("naa,na->", spread, np.square(c)))
             if not np.linalg.norm(found - expected) <= tolerance * scale:
                 return not np.isfinite(expected).all()  # then there is nothing to compare
@@ -216,7 +215,7 @@ def _jacobian(gradient, k, centre, coordinates, inputs):
     def zetas(point):
         return gradient.zetas(point.astype(dtype), *inputs)[k].astype(float)
 
-    return gradient.jacobian(zetas, centre, coordinates.sds(centre.size))
+    return gradient.jacobian(zetas, centre, coordinates.sds())
 
 
 def fitted(left, dzeta):

@@ -12,6 +12,8 @@ import numpy as np
 
 from scipy.sparse import bsr_array, csr_array
 
+from pymc_sghmc.gradients.metric import Dense
+
 __all__ = ["Full", "Sparse", "sparse"]
 
 FAR = 2.0**10  # sds: ζ is linear, and a long way has the smaller relative error of rounding
@@ -84,13 +86,13 @@ class Full:
         """Covariance of ζ of each row where θ = Lφ and that of φ is 1, (n, m, m)."""
         d = self.J.shape[-1]
         # one product for all rows: NumPy makes one for each where there is a third axis
-        JL = (self.J.reshape(-1, d) @ _matrix(coordinates, d)).reshape(self.J.shape)
+        JL = (self.J.reshape(-1, d) @ coordinates.matrix()).reshape(self.J.shape)
         return np.einsum("nad,nbd->nab", JL, JL)
 
     def squares(self, c, coordinates, weights):
         """Σ w (LᵀJᵀc)² with c and a weight w of each row."""
         forces = np.einsum("nad,na->nd", self.J, c)
-        return weights @ np.square(forces @ _matrix(coordinates, self.J.shape[-1]))
+        return weights @ np.square(forces @ coordinates.matrix())
 
 
 class Sparse:
@@ -174,11 +176,11 @@ class Sparse:
 
     def spread(self, coordinates):
         """Covariance of ζ of each row where θ = Lφ and that of φ is 1, (n, m, m)."""
-        if coordinates.ndim == 2:
+        if isinstance(coordinates, Dense):
             JL = self.J[..., None, :] @ coordinates.factor[self.places]
             JL = JL[..., 0, :]
             return JL @ JL.swapaxes(1, 2)
-        scales, U, c = coordinates.scales_and_directions(self._centre.size)
+        scales, U, c = coordinates.decomposed()
         scaled = self.J * scales[self.places]
         same = self.places[:, :, None] == self.places[:, None]
         own = (same * scaled[:, :, None] * scaled[:, None]).sum(axis=-1)
@@ -188,9 +190,9 @@ class Sparse:
     def squares(self, c, coordinates, weights):
         """Σ w (LᵀJᵀc)² with c and a weight w of each row."""
         forces = self._by_row(c)
-        if coordinates.ndim == 2:
+        if isinstance(coordinates, Dense):
             return weights @ np.square(forces @ coordinates.factor)
-        scales, U, size = coordinates.scales_and_directions(self._centre.size)
+        scales, U, size = coordinates.decomposed()
         forces = forces * scales[None]
         forces = csr_array(forces)
         forces.sum_duplicates()
@@ -199,12 +201,3 @@ class Sparse:
         both = (forces.T @ (weights[:, None] * along)).T  # (r, d)
         square = forces.power(2).T @ weights + 2 * (both * cU).sum(axis=0)
         return square + ((along.T @ (weights[:, None] * along)) @ cU * cU).sum(axis=0)
-
-
-def _matrix(coordinates, d):
-    """L as a matrix."""
-    if coordinates.ndim == 2:
-        return coordinates.factor
-    if coordinates.ndim == 3:
-        return np.column_stack([coordinates.to_theta(one) for one in np.eye(d)])
-    return np.diag(coordinates.to_theta(np.ones(d)))

@@ -19,7 +19,7 @@ def noise_covariance(gradient, coordinates, position, rng, full: bool = False) -
     Parameters
     ----------
     gradient : MinibatchGradient or ControlVariates
-    coordinates : Coordinates
+    coordinates : Metric
         φ, in which the noise is measured and ``position`` is given.
     position : array of shape (d,)
     rng : numpy.random.Generator

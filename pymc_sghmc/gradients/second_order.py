@@ -95,23 +95,23 @@ class SecondOrder(AroundExpansion):
         self._one = np.ones((), dtype=self.density.weights_dtype)
         self.anchor = self._placed = None
 
-    def is_right(self, centre, factor) -> bool:
+    def is_right(self, centre, metric) -> bool:
         """Whether what was cut from the model's graph is the model: if not, it isn't to be used."""
         if self.jacobian is not Full and not fits(
             self.jacobian, self.zetas, self.density, self.data
         ):
             return False  # the data may have changed
-        return is_right(self, centre, factor)
+        return is_right(self, centre, metric)
 
-    def set_centre(self, centre, factor) -> float:
-        """Take θ̂, and L with LLᵀ near the posterior covariance; return the passes over all rows.
+    def set_centre(self, centre, metric) -> float:
+        """Take θ̂, and a metric of the posterior's width; return the passes over all rows.
 
         Raises
         ------
         NonFinite
             If density or gradient isn't finite at θ̂.
         """
-        self.anchor, passes = expand(self, centre, factor)
+        self.anchor, passes = expand(self, centre, metric)
         return passes
 
     def noise_at(self, points, coordinates) -> list:

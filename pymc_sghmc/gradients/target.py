@@ -17,7 +17,7 @@ class Target:
     Parameters
     ----------
     gradient : MinibatchGradient or ControlVariates
-    coordinates : Coordinates
+    coordinates : Metric
     """
 
     def __init__(self, gradient, coordinates):

@@ -47,7 +47,7 @@ def chosen_weights(gradient, centring, start) -> np.ndarray:
     for weights in (weights_of_ratios, below * ratios / (1 + below * ratios), none):
         centring.weights = weights
         mass = centre_of_mass(counted, density.from_model(start).astype(float))
-        if mass is not None and mass.is_near:
+        if mass is not None and mass.is_mode:
             return weights
     return weights_of_ratios
 

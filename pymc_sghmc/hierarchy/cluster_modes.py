@@ -10,7 +10,7 @@ import pytensor.tensor as pt
 
 from pymc.pytensorf import compile
 
-from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.passes import by_row
 from pymc_sghmc.hierarchy.clustered_rows import refused
 from pymc_sghmc.hierarchy.sites import Sites
@@ -101,11 +101,11 @@ class ClusterModes:
         self._derivatives = compile(inputs, outputs, mode=STABLE, on_unused_input="ignore")
 
     @np.errstate(all="ignore")
-    def sites(self, gradient: Any, position: np.ndarray, factor: Any = None) -> Sites:
+    def sites(self, gradient: Any, position: np.ndarray, metric: Metric | None = None) -> Sites:
         """Return sites at a position.
 
         Their slopes are those between half a posterior standard deviation to either side, of which
-        ``factor`` tells; without it there are none. Where nothing can be told, sites say nothing,
+        ``metric`` tells; without it there are none. Where nothing can be told, sites say nothing,
         and nodes are those of the prior.
 
         Raises
@@ -133,8 +133,8 @@ class ClusterModes:
             if not is_smooth:
                 is_smooth, bends = self._curvature_near(density, position, found, inputs)
                 is_straight = is_straight and not bends
-            if factor is not None:
-                slopes[chunk.rows] = self._slopes(density, position, factor, found, inputs)
+            if metric is not None:
+                slopes[chunk.rows] = self._slopes(density, position, metric, found, inputs)
         if not is_smooth and not is_straight:
             raise refused(marginal.first_effect, KINKS)
         return Sites(
@@ -191,23 +191,22 @@ class ClusterModes:
             tables.append(second.table(marginal.follows)[is_other])
         return np.concatenate(numbers), _finite(np.concatenate(tables))
 
-    def _slopes(self, density, position, factor, found: Modes, inputs):
+    def _slopes(self, density, position, metric: Metric, found: Modes, inputs):
         """How fast the location of sites moves times their precision, (n, k, d)."""
         follows = self._marginal.follows
         site_precision = found.site_precision(follows)
-        coordinates = Coordinates(factor)
         slopes = []
         for direction in np.eye(position.size):
             sides = []
             for sign in (0.5, -0.5):
-                there = position + sign * coordinates.to_theta(direction)
+                there = position + sign * metric.to_theta(direction)
                 moved = self.search(density, there, found.mode, inputs)
                 seen = moved.seen
                 of_site = seen.swapaxes(1, 2) @ site_precision @ seen if follows else site_precision
                 moved = moved._replace(precision=moved.prior_precision + of_site)
                 sides.append(moved.linear_site(follows))
             slopes.append(sides[0] - sides[1])
-        back = np.array([coordinates.from_theta(one) for one in np.eye(position.size)]).T
+        back = np.array([metric.from_theta(one) for one in np.eye(position.size)]).T
         return np.stack(slopes, axis=-1) @ back
 
     def _curvature_near(self, density, position, found: Modes, inputs) -> tuple[bool, bool]:

@@ -10,8 +10,8 @@ import pytensor.tensor as pt
 
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.around_centre import AroundExpansion
-from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.expansion import Expansion
+from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.passes import by_row
 from pymc_sghmc.rows.orders import ByLeverage
 
@@ -64,12 +64,12 @@ class ClusterQuadratics(AroundExpansion):
         self._one = np.ones((), dtype=self.density.weights_dtype)
         self.anchor = self._placed = None
 
-    def is_right(self, centre, factor) -> bool:
+    def is_right(self, centre, metric: Metric) -> bool:
         """Whether it may be used: it is the model's own gradient, with what sums to nothing."""
         return True
 
-    def set_centre(self, centre, factor) -> float:
-        """Take θ̂, and L with LLᵀ near the posterior covariance; return the passes over all rows.
+    def set_centre(self, centre, metric: Metric) -> float:
+        """Take θ̂, and a metric of the posterior's width; return the passes over all rows.
 
         Raises
         ------
@@ -78,18 +78,17 @@ class ClusterQuadratics(AroundExpansion):
         """
         d = centre.size
         dtype = self.density.dtype
-        coordinates = Coordinates(factor)
         rng = np.random.default_rng(0)
         n = 1 + d + d * (d + 1) // 2
         half = WIDE * rng.standard_normal((n, d))
         phi = np.concatenate([np.zeros((1, d)), half, -half])
         far = FAR * rng.standard_normal((N_FAR, d)) / WIDE
         everywhere = np.concatenate([phi, far, -far])
-        points = [(centre + coordinates.to_theta(x)).astype(dtype) for x in everywhere]
+        points = [(centre + metric.to_theta(x)).astype(dtype) for x in everywhere]
         fit = np.linalg.pinv(_monomials(phi))
         tables = np.empty((self.data.n_rows[0], n), dtype=dtype)
         leverages = np.zeros(self.data.n_rows[0])
-        back = _to_theta(coordinates, d)
+        back = _to_theta(metric, d)
         for chunk, inputs in by_row(self.density, self.data):
             units = chunk.rows
             values = np.array([self.by_unit(x, *inputs)[0][:, 0] for x in points], dtype=float)
@@ -181,9 +180,9 @@ def _monomials(phi):
     return np.concatenate([np.ones((len(phi), 1)), phi, products], axis=1)
 
 
-def _to_theta(coordinates, d):
+def _to_theta(metric, d):
     """Matrix from coefficients in φ to those in θ − θ̂."""
-    inverse = np.array([coordinates.from_theta(one) for one in np.eye(d)]).T  # φ = inverse @ δ
+    inverse = np.array([metric.from_theta(one) for one in np.eye(d)]).T  # φ = inverse @ δ
     i, j = np.tril_indices(d)
     C = np.zeros((i.size, d, d))
     C[np.arange(i.size), i, j] = C[np.arange(i.size), j, i] = 1.0

@@ -12,6 +12,7 @@ import numpy as np
 from pymc.model import Model
 
 from pymc_sghmc.compat import ancestors
+from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.rewrite import Rewrite
 from pymc_sghmc.hierarchy.cluster_arrays import ClusteredInMemory, checksum
 from pymc_sghmc.hierarchy.cluster_check import check_clusters
@@ -257,13 +258,12 @@ class Marginal(Rewrite):
         if sites is not None:
             self.sites = sites
 
-    def place_at(self, gradient: Any, position: np.ndarray, factor: Any = None) -> None:
+    def place_at(self, gradient: Any, position: np.ndarray, metric: Metric | None = None) -> None:
         """Let nodes lie where coefficients are given a position.
 
-        With a ``factor``, L with LLᵀ near the posterior covariance, they follow what moves from
-        there.
+        With a ``metric`` of the posterior's width they follow what moves from there.
         """
-        self.sites = self.modes.sites(gradient, position, factor)
+        self.sites = self.modes.sites(gradient, position, metric)
 
     def place(self, gradient: Any, start: np.ndarray, reference: np.ndarray | None) -> np.ndarray:
         """Place nodes at a reference point, and choose how many there are: see `place_nodes`."""

@@ -12,9 +12,9 @@ import numpy as np
 
 from scipy.special import expit
 
-from pymc_sghmc.gradients.coordinates import Coordinates
-from pymc_sghmc.tuning.centre import Centre, find_centre
+from pymc_sghmc.tuning.centre import find_centre
 from pymc_sghmc.tuning.curvature import MAX_DENSE
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 
 __all__ = ["TOLERANCE", "missed", "place_nodes", "reference_with_nodes"]
 
@@ -33,7 +33,7 @@ class Reference(NamedTuple):
     """A reference point that was found with nodes at it."""
 
     position: np.ndarray  # at which nodes were placed
-    fit: Centre
+    fit: GaussianFit
     stays: bool  # whether it is where they are
 
 
@@ -68,7 +68,7 @@ def place_nodes(marginal: Any, gradient: Any, start: np.ndarray, given: Any) -> 
         if reference.stays:
             break
     fit = reference.fit
-    marginal.place_at(gradient, fit.position, fit.factor)
+    marginal.place_at(gradient, fit.mean, fit.metric)
     some = _some_clusters(marginal)
     needed = _nodes_needed(marginal, gradient, fit, some)
     marginal.use(needed.n_nodes)
@@ -89,8 +89,8 @@ def reference_with_nodes(marginal: Any, gradient: Any, start: np.ndarray, given:
     for _ in range(ROUNDS):
         marginal.place_at(gradient, position)
         fit = find_centre(gradient.passes, position, is_dense, given is None, None)
-        moved = Coordinates(fit.factor).from_theta(fit.position - position)
-        position = fit.position.astype(density.dtype)
+        moved = fit.metric.from_theta(fit.mean - position)
+        position = fit.mean.astype(density.dtype)
         if given is not None or np.abs(moved).max() < NEAR:
             return Reference(position, fit, True)
     return Reference(position, fit, False)
@@ -109,14 +109,14 @@ def _nodes_needed(marginal, gradient, fit, some) -> NodesNeeded:
     """
     density = gradient.density
     passes = gradient.passes
-    coordinates = Coordinates(fit.factor)
-    d = fit.position.size
+    coordinates = fit.metric
+    d = fit.mean.size
     scale = np.sqrt(marginal.n_clusters / some.size)
-    points = [fit.position]
+    points = [fit.mean]
     for i in np.unique(np.linspace(0, d - 1, MOST_DIRECTIONS).astype(int)):
         along = coordinates.pull_back(np.eye(d)[i])
         shift = coordinates.to_theta(along / max(np.linalg.norm(along), 1e-300))
-        points += [fit.position + sign * FAR * shift for sign in (1, -1)]
+        points += [fit.mean + sign * FAR * shift for sign in (1, -1)]
 
     def forces(n_nodes):
         marginal.use(n_nodes)
@@ -136,11 +136,11 @@ def _nodes_needed(marginal, gradient, fit, some) -> NodesNeeded:
     return NodesNeeded(marginal.choice[-1], error)
 
 
-def missed(marginal: Any, gradient: Any, fit: Centre, some: np.ndarray) -> float:
+def missed(marginal: Any, gradient: Any, fit: GaussianFit, some: np.ndarray) -> float:
     """Return by how many posterior standard deviations modes beyond the nodes move the gradient."""
     worst = 0.0
-    coordinates = Coordinates(fit.factor)
-    position = fit.position.astype(gradient.density.dtype)
+    coordinates = fit.metric
+    position = fit.mean.astype(gradient.density.dtype)
     for side in SIDES:
         others, there = marginal.modes.elsewhere(gradient, position, some, side)
         if not others.size:

@@ -281,7 +281,7 @@ class InnerLoops:
         if max(ndims) > 1:
             return None  # an update takes roots of matrices by NumPy
         gradient = target.gradient
-        kind = type(gradient).__name__, *gradient.data.is_noisy, target.coordinates.ndim, ndims
+        kind = type(gradient).__name__, *gradient.data.is_noisy, target.coordinates.kind, ndims
         if kind not in self._loops:
             if not gradient.density.has_graph:
                 return None  # in a worker that was not forked, after a change of gradient

@@ -114,7 +114,7 @@ def traced_step(
     }
     gradient = _SymbolicGradient(
         target.gradient.symbolic,
-        target.coordinates.on_graph(coordinates.get("factor")),
+        target.coordinates.on_graph(coordinates),
         with_logp,
     )
     generator = _SymbolicGenerator()
@@ -141,8 +141,7 @@ def traced_step(
 
 def coordinate_arrays(target: Target) -> dict[str, Array]:
     """Return the arrays of a target's coordinates, by name."""
-    factor = target.coordinates.factor
-    return {} if factor is None else {"factor": factor}
+    return dict(target.coordinates.arrays)
 
 
 class _SymbolicGradient:

@@ -114,7 +114,18 @@ def _class_of(name):
     raise ValueError(f"a stored state is of {name}, which this version of the package doesn't have")
 
 
+def _stored(cls) -> set:
+    """Names of the fields that are stored."""
+    return {f.name for f in fields(cls) if not _is_frozen(f)}
+
+
 def _made(cls, found, arrays, own):
+    names = cls._fields if hasattr(cls, "_fields") else [f.name for f in fields(cls)]
+    if not set(found) <= set(names) or (is_dataclass(cls) and _stored(cls) - set(found)):
+        raise ValueError(
+            f"a stored state is of a {cls.__name__} of another version of the package, with other "
+            "fields. Go on with that version, or begin a new run"
+        )
     values = {k: decoded(v, arrays, getattr(own, k, None)) for k, v in found.items()}
     if not is_dataclass(cls):
         return cls(**values)

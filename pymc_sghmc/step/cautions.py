@@ -19,6 +19,7 @@ from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.jumps import jumping_unknowns
 from pymc_sghmc.step.explain import suspects
 from pymc_sghmc.tuning.budget import MANY
+from pymc_sghmc.tuning.chain_tuning import ByHand
 
 __all__ = [
     "begin",
@@ -107,7 +108,7 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
     kinds = "plain minibatches", "control variates", "second-order control variates"
     kind = kinds[tuning.order]
     kind = "all data" if tuner.gradient.is_exact else kind
-    shape = {0: "no", 1: "diagonal", 2: "dense", 3: "low-rank"}[tuner.setup.coordinates.ndim]
+    shape = tuner.setup.metric.kind
     settings = f"learning_rate={learning_rate:.3g}"
     if tuning.friction is not None:
         settings += f", friction={tuning.friction:.3g}"
@@ -145,7 +146,7 @@ def tell(sampler, tuner, tuning, learning_rate, seconds):
         )
     if marginal is not None:
         _warn_of_groups(sampler, marginal, tuner, tuning)
-    if not tuner.setup.centre.is_mode:
+    if not tuner.setup.fit.is_mode:
         _log.warning(
             f"{sampler} found no mode around which the posterior is near a Gaussian: "
             f"{suspects(tuner.gradient.density)}. Its settings may be far off, and "
@@ -171,7 +172,7 @@ def _warn_of_groups(sampler, marginal, tuner, tuning):
     if marginal.error >= WRONG:
         _log.warning(_off(sampler, marginal))
     is_noisy = tuning.order < 2 and not tuner.gradient.is_exact
-    if is_noisy and not tuner.setup.is_near:
+    if is_noisy and not tuner.setup.is_gaussian:
         _log.warning(
             f"{sampler}: the posterior isn't near a Gaussian, as where the scale of effects is "
             "hardly known, and minibatches are much noisier in some places than in others. "
@@ -218,7 +219,7 @@ def notice(sampler, tuner, chain, position) -> SamplerWarning | None:
     marginal = marginal_of(tuner.gradient.density)
     if chain.n_kept == 1 and marginal is not None and marginal.error >= WRONG:
         return words(_off(sampler, marginal))  # data may have changed since the step was made
-    if chain.n_kept != 1 or chain.tuning is None or not tuner.is_tuned:
+    if chain.n_kept != 1 or isinstance(chain.tuning, ByHand) or not tuner.is_tuned:
         return None
     if 0 < chain.n_tuned < FEW_DRAWS:
         return words(

@@ -1,19 +1,28 @@
-"""One draw in the making: its inner steps, their sums, and what its statistics say. Knows no rule."""
+"""One draw in the making: its inner steps, their sums, and its statistics. Knows no rule."""
 
 import math
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pymc.stats.convergence import SamplerWarning
 
 from pymc_sghmc.exceptions import NonFinite
-from pymc_sghmc.loops.inner_loops import InnerLoops
+from pymc_sghmc.gradients.metric import Array, Metric
+from pymc_sghmc.gradients.target import Target
+from pymc_sghmc.loops.inner_loops import InnerLoops, InnerSteps
 from pymc_sghmc.schedules import Phase
+from pymc_sghmc.step.chain import Chain
 from pymc_sghmc.tuning.budget import MOST_INNER_STEPS, inner_steps
+from pymc_sghmc.tuning.chain_tuning import ChainTuning, Tuning
+from pymc_sghmc.tuning.settings import Settings
+from pymc_sghmc.tuning.tuner import Tuner
 
 __all__ = ["STATISTICS", "Draw", "DrawLoop"]
 
-STATISTICS = {
+STATISTICS: dict[str, tuple[Any, list[int] | None]] = {
     "learning_rate": (np.float64, []),
     "draw_weight": (np.float64, []),
     "kinetic_temperature": (np.float64, []),
@@ -46,8 +55,11 @@ class Draw:
         Arguments of ``update`` at the last.
     """
 
-    def __init__(self):
-        self.state = self.phase = self.settings = None
+    def __init__(self) -> None:
+        # none of these before the first inner step
+        self.state: Any = None
+        self.phase: Any = None
+        self.settings: Any = None
         self.n_steps = 0
         self.weight = 0.0
         self.kinetic = 0.0
@@ -58,18 +70,21 @@ class Draw:
         """η, NaN before it is known."""
         return math.nan if self.phase is None else self.phase.learning_rate
 
-    def add(self, done):
+    def add(self, steps: InnerSteps) -> None:
         """Take in inner steps that were made in the present phase."""
         eta, _, weight, _ = self.phase
-        self.state = done.state
-        self.logp = done.logp
-        self.n_steps += done.n_steps
-        self.weight += done.n_steps * (eta if weight is None else weight)
-        self.kinetic += done.kinetic / eta
+        self.state = steps.state
+        self.logp = steps.logp
+        self.n_steps += steps.n_steps
+        self.weight += steps.n_steps * (eta if weight is None else weight)
+        self.kinetic += steps.kinetic / eta
 
-    def statistics(self, target, chain, settings, own) -> dict:
-        """Return the statistics of the draw, fields of the sampler's ``own`` state among them."""
+    def statistics(
+        self, target: Target, chain: Chain, settings: Settings, names: Iterable[str]
+    ) -> dict[str, Any]:
+        """Return the statistics of the draw, fields of the sampler's state with ``names`` too."""
         tuning = chain.tuning
+        assert tuning is not None
         m = self.n_steps
         d = len(self.state.position)
         return {
@@ -81,32 +96,40 @@ class Draw:
             "gradient_norm": math.sqrt(target.square_norm / m),
             "gradient_noise": settings.noise_share(self.settings, chain.noise),
             "friction": self.settings.get("friction", math.nan),
-            "control_variates": tuning is not None and tuning.order > 0,
-            "gradient_order": 0 if tuning is None else tuning.order,
+            "control_variates": tuning.order > 0,
+            "gradient_order": tuning.order,
             "inner_steps": m,
             "minibatch_logp": self.logp,
             "cycle": self.phase.cycle,
             "diverging": False,
             "divergences": 0,
             "warning": None,
-            **{name: float(getattr(self.state, name)) for name in own},
+            **{name: float(getattr(self.state, name)) for name in names},
         }
 
-    def statistics_of_fault(self, step, warning) -> dict:
+    def statistics_of_fault(self, step: Any, warning: SamplerWarning | None) -> dict[str, Any]:
         """Return the statistics of a draw that couldn't be made."""
         tuning = step.chain.tuning
+        order = 0 if tuning is None else tuning.order  # None where the set-up failed
         return dict.fromkeys([*STATISTICS, *step.statistics], math.nan) | {
             "learning_rate": self.learning_rate,
             "draw_weight": 0.0,
             "target_temperature": step.tuner.settings.temperature,
-            "control_variates": tuning is not None and tuning.order > 0,
-            "gradient_order": 0 if tuning is None else tuning.order,
+            "control_variates": order > 0,
+            "gradient_order": order,
             "inner_steps": self.n_steps,
             "cycle": 0 if self.phase is None else self.phase.cycle,
             "diverging": True,
             "divergences": 1,
             "warning": warning,
         }
+
+
+class _End(NamedTuple):
+    """Where the last draw ended."""
+
+    state: Any
+    position: Array | None  # θ
 
 
 class DrawLoop:
@@ -125,7 +148,9 @@ class DrawLoop:
         Whether phases differ from one inner step to the next.
     """
 
-    def __init__(self, sampler, tuner, n_steps, schedule, varies):
+    def __init__(
+        self, sampler: Any, tuner: Tuner, n_steps: Any, schedule: Any, varies: bool
+    ) -> None:
         self.init = sampler.init
         self.restart_every = sampler.restart_every
         self.loops = InnerLoops(sampler.update, type(sampler).__name__, with_logp=n_steps == 1)
@@ -133,9 +158,17 @@ class DrawLoop:
         self.n_steps = n_steps
         self.schedule = schedule
         self._varies = varies
-        self._left = None, None  # state and θ at the end of the last draw
+        self._end = _End(state=None, position=None)
 
-    def __call__(self, draw, chain, position, target, rng, is_tuning):
+    def __call__(
+        self,
+        draw: Draw,
+        chain: Chain,
+        position: Array,
+        target: Target,
+        rng: np.random.Generator,
+        is_tuning: bool,
+    ) -> Array:
         """Make all inner steps, compiled where that can be.
 
         Parameters
@@ -160,78 +193,85 @@ class DrawLoop:
         NonFinite, ChainError
         """
         settings = self.tuner.settings
-        T = self.tuner.settings.temperature
-        n_steps = self._n_steps(chain.tuning)
-        draw.phase = self.phase(chain.tuning, chain.n_updates)
-        n_draws = chain.n_tuned + chain.n_kept
-        chain.noise = settings.noise.begin_draw(chain.noise, target, position, rng, n_draws)
+        T = settings.temperature
+        tuning = chain.tuning
+        assert tuning is not None
+        n_steps = self._n_steps(tuning)
+        draw.phase = self.phase(tuning, chain.n_updates)
+        chain.noise = settings.noise.begin_draw(chain.noise, target, position, rng, chain.n_draws)
         draw.state = self._state_at(position, chain.state, target, draw.phase, rng)
         while draw.n_steps < n_steps:
-            phase = self.phase(chain.tuning, chain.n_updates)
+            phase = self.phase(tuning, chain.n_updates)
             if self.restart_every and chain.n_updates % self.restart_every == 0:
                 draw.state = self.init(
                     draw.state.position, phase.learning_rate, rng, phase.temperature * T
                 )
             if draw.settings is None or phase != draw.phase:
                 draw.settings = settings.arguments(
-                    chain.tuning, chain.noise, phase, position.dtype, is_tuning
+                    tuning, chain.noise, phase, position.dtype, is_tuning
                 )
             draw.phase = phase
             n = self._n_alike(n_steps - draw.n_steps, chain.n_updates)
             ends = draw.n_steps + n == n_steps
-            done = self.loops(draw.state, n, rng, target, draw.settings, with_logp=ends)
-            chain.n_updates += done.n_steps
-            draw.add(done)
-            if done.failed is not None:
-                draw.add(self.loops.again(done, target, draw.settings))
+            steps = self.loops(draw.state, n, rng, target, draw.settings, with_logp=ends)
+            chain.n_updates += steps.n_steps
+            draw.add(steps)
+            if steps.failed is not None:
+                draw.add(self.loops.again(steps, target, draw.settings))
                 chain.n_updates += 1
         position = target.coordinates.to_theta(draw.state.position)
         is_finite = np.isfinite(position).all()
-        if not is_finite or (is_tuning and self.tuner.is_lost(chain.tuning, draw.state, position)):
+        if not is_finite or (is_tuning and self.tuner.is_lost(tuning, draw.state, position)):
             raise NonFinite(position, position, draw.logp)
-        self._left = draw.state, position
+        self._end = _End(draw.state, position)
         return position
 
-    def where_it_was(self, state, target, position, own):
-        """Return the position of a chain's state if that is ``own`` in the model's coordinates.
+    def where_it_was(self, state: Any, target: Target, position: Array, in_model: Array) -> Array:
+        """Return the position of a chain's state if that is ``in_model`` in the model's coordinates.
 
         The way there and back doesn't end at the very same numbers; ``position`` is its end.
         """
         density = target.gradient.density
         if not density.changes_coordinates or state is None:
             return position
-        here = self._left_at(state, target.coordinates)
-        return here if (density.to_model(here) == own).all() else position
+        here = self._theta(state, target.coordinates)
+        return here if (density.to_model(here) == in_model).all() else position
 
-    def _left_at(self, state, coordinates):
+    def _theta(self, state: Any, metric: Metric) -> Array:
         """θ of a chain's state; of the last draw's no product with L is needed."""
-        known, left = self._left
-        return left if state is known else coordinates.to_theta(state.position)
+        if self._end.position is not None and state is self._end.state:
+            return self._end.position
+        return metric.to_theta(state.position)
 
-    def phase(self, tuning, n_updates) -> Phase:
+    def phase(self, tuning: Tuning, n_updates: int) -> Phase:
         """Learning rate, temperature and weight of an inner step."""
-        return Phase(tuning.learning_rate) if self.schedule is None else self.schedule(n_updates)
+        if self.schedule is not None:
+            return self.schedule(n_updates)
+        assert isinstance(tuning, ChainTuning) and tuning.learning_rate is not None
+        return Phase(tuning.learning_rate)
 
-    def _n_steps(self, tuning) -> int:
+    def _n_steps(self, tuning: Tuning) -> int:
         if self.n_steps != "auto":
             return self.n_steps
         # a schedule counts inner steps
         return MOST_INNER_STEPS if self.schedule is not None else inner_steps(tuning)
 
-    def _n_alike(self, n, n_updates) -> int:
+    def _n_alike(self, n: int, n_updates: int) -> int:
         """Inner steps with equal settings, of the next ``n``."""
         if self.restart_every:
             n = min(n, self.restart_every - n_updates % self.restart_every)
         return 1 if self._varies else n
 
-    def _state_at(self, position, state, target, phase, rng):
+    def _state_at(
+        self, position: Array, state: Any, target: Target, phase: Phase, rng: np.random.Generator
+    ) -> Any:
         """Return the chain's state, at the position that PyMC hands over."""
-        coordinates = target.coordinates
+        metric = target.coordinates
         if state is not None:
             # as a rule it is where the chain was, and no triangular system needs to be solved
-            if self._left_at(state, coordinates).tobytes() == position.tobytes():
+            if self._theta(state, metric).tobytes() == position.tobytes():
                 return state
-        position = coordinates.from_theta(position)
+        position = metric.from_theta(position)
         if state is None:
             T = phase.temperature * self.tuner.settings.temperature
             return self.init(position, phase.learning_rate, rng, T)

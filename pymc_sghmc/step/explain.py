@@ -50,7 +50,7 @@ def explanation(error, unknowns, tuner, chain, start, draw) -> str:
     n_draws = chain.n_tuned + chain.n_kept
     advice = f"Try learning_rate={eta / 10:.2g}{others}"
     setup = tuner.setup  # none where it failed
-    if tuner.settings.learning_rate is None and setup and not setup.centre.is_mode:
+    if tuner.settings.learning_rate is None and setup and not setup.fit.is_mode:
         advice = (
             f"No Gaussian is near this posterior: {suspects(tuner.gradient.density)}. Use NUTS for "
             "this model, or priors that keep scales away from zero and from far out"

@@ -21,7 +21,7 @@ from pymc_sghmc.checks import continuous_variables, starting_point, unconstraine
 from pymc_sghmc.compat import ChainSetup, add_end_of_run_check
 from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.exceptions import ChainError, NonFinite, SamplingStopped
-from pymc_sghmc.gradients.coordinates import checked_preconditioner
+from pymc_sghmc.gradients.metric import checked_preconditioner
 from pymc_sghmc.hierarchy.rewrites import integrated_effects
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.files import DataFileError, whole_files
@@ -170,10 +170,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
     def stop_tuning(self):
         """End of tuning: settings, and the centre of the thermometer, stay as they are."""
         self.tune = False
-        chain = self.chain
-        if chain.tuning is not None and chain.state is not None:
-            tuning = chain.tuning.stretched()
-            chain.tuning = self.tuner.revised(tuning, chain.state.position, self.rng)
+        self.chain.end_tuning(self.tuner, self.rng)
 
     def step(self, point):
         """Make one draw of ``n_steps`` inner steps."""
@@ -203,7 +200,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         except NonFinite as error:
             return self._stop(point, error, draw, start)
         if chain.mean is None:
-            chain.mean = tuner.setup.centre.position if tuner.setup else position.astype(float)
+            chain.mean = tuner.setup.fit.mean if tuner.setup else position.astype(float)
         target = tuner.target(chain.tuning)
         position = self.draws.where_it_was(chain.state, target, position, own)
         target.begin_draw(chain, chain.mean)
@@ -215,8 +212,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             slower = self.tune and tuner.slower(chain.tuning)
             if not slower:
                 return self._stop(point, error, draw, start)
-            chain.tuning = slower
-            chain.state = None
+            chain.begin_anew(slower)
             new = self._point(tuner.setups.start(self.rng), point)
             warning = cautions.change(old, slower, chain.n_updates)
             return new, [draw.statistics_of_fault(self, warning)]

@@ -3,9 +3,11 @@
 Knows numbers, no chains and no settings.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
+
+from pymc_sghmc.gradients.metric import Array
 
 __all__ = ["BatchMeans"]
 
@@ -22,19 +24,19 @@ class BatchMeans(NamedTuple):
 
     length: int  # draws in a batch
     n: int  # draws so far
-    first: np.ndarray  # the first of them, from which all are counted, (d,)
-    batch: np.ndarray  # sum over the present batch
-    total: np.ndarray  # over all draws
-    squares: np.ndarray
-    squared_means: np.ndarray  # sum over the batches that are complete
+    first: Array  # the first of them, from which all are counted, (d,)
+    batch: Array  # sum over the present batch
+    total: Array  # over all draws
+    squares: Array
+    squared_means: Array  # sum over the batches that are complete
 
     @classmethod
-    def of(cls, n_draws, first):
+    def of(cls, n_draws: int, first: Array) -> Self:
         """Begin with batches for so many draws."""
         zeros = np.zeros(len(first))
         return cls(max(n_draws // N_BATCHES, 1), 0, first, zeros, zeros, zeros, zeros)
 
-    def with_draw(self, x):
+    def with_draw(self, x: Array) -> Self:
         """Take in one more."""
         x = x - self.first
         batch = self.batch + x

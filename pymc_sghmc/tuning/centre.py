@@ -6,25 +6,26 @@ Knows passes over the data and SciPy, no samplers.
 
 import math
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scipy.optimize import minimize
 
-from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.metric import Array, Dense, Diagonal, LowRank, Metric
 from pymc_sghmc.tuning.curvature import (
     MAX_DENSE,
     CountedPasses,
-    as_matrix,
     curvature,
     fisher_scale,
     positive,
 )
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.low_rank import low_rank_mass
 from pymc_sghmc.tuning.mass import centre_of_mass, lower
 
-__all__ = ["Centre", "find_centre", "near"]
+__all__ = ["find_centre"]
 
 PATIENCE = 1  # rounds after which the mode is no good centre, and a centre of mass is looked for
 ROUNDS = 8  # of curvature and optimiser; two suffice where the posterior is near a Gaussian
@@ -34,18 +35,13 @@ WALL = 5.0  # times the fall that its slope promised: what energy counts for whe
 NEAR = 0.1  # distance of a good centre from the mode, in posterior standard deviations
 
 
-class Centre(NamedTuple):
-    """A point in the bulk of the posterior, and a factor of the covariance there."""
-
-    position: np.ndarray  # θ̂, (d,)
-    factor: np.ndarray  # L with LLᵀ near the posterior covariance, (d, d) or (d,)
-    passes: float  # over all data, so far
-    is_mode: bool = True  # and the posterior falls off around it as a Gaussian does
-
-
 def find_centre(
-    passes, start, dense: bool | None = None, optimise: bool = True, factor=None
-) -> Centre:
+    passes: Any,
+    start: Array,
+    dense: bool | None = None,
+    optimise: bool = True,
+    metric: Metric | None = None,
+) -> GaussianFit:
     """Climb from ``start`` to the mode and measure the curvature there.
 
     Parameters
@@ -53,78 +49,111 @@ def find_centre(
     passes : Passes
     start : array of shape (d,)
     dense : bool, optional
-        Whether the factor is a matrix; default: up to `MAX_DENSE` unknowns.
+        Whether the metric is a matrix; default: up to `MAX_DENSE` parameters.
     optimise : bool, default True
-        ``False`` takes ``start`` itself for the centre.
-    factor : array, optional
-        Coordinates of an earlier centre: no scale becomes more than `WIDEN` times theirs. Where
-        the curvature isn't positive, away from a mode, it says little of the posterior's width.
+        ``False`` takes ``start`` itself for the mean.
+    metric : Metric, optional
+        Of an earlier fit: no scale becomes more than `WIDEN` times its own. Where the curvature
+        isn't positive, away from a mode, it says little of the posterior's width.
     """
-    d = start.size
-    dense = d <= MAX_DENSE if dense is None else dense
+    dense = start.size <= MAX_DENSE if dense is None else dense
     counted = CountedPasses(passes)
     x = np.array(start, dtype=float)
-    widen = np.inf if factor is None else WIDEN
-    mass = None
+    widen = np.inf if metric is None else WIDEN
+    variational = None
     if optimise and passes.density.group_coefficients:  # the mode isn't where effects' mass is
-        mass = centre_of_mass(counted, x) if dense else _low_rank_mass(counted, x)
-        if mass is not None and (not dense or mass.is_near):
-            return Centre(mass.position, mass.factor, counted.passes, mass.is_near)
+        variational = centre_of_mass(counted, x) if dense else _low_rank_mass(counted, x)
+        if variational is not None and (not dense or variational.is_mode):
+            return variational
     if optimise:
-        # Where a start is symmetric, as that of a neural network with zero weights, no gradient
-        # leads away from it.
-        stuck = counted(x, counted.subset)[1] == 0
-        x[stuck] += 0.1 * np.random.default_rng(0).standard_normal(stuck.sum())
-        scale = np.ones(d) if factor is None else factor
-        x, factor, _ = _climb(counted, x, scale, counted.subset, maxiter=500 if dense else 100)
-    if factor is not None and factor.ndim == 3:
-        return Centre(x, factor, counted.passes)
-    if factor is None or not dense:
-        factor = fisher_scale(counted, x)
-    if not dense:
-        # Draws from this Gaussian have the posterior's energy, d/2 above the mode's, however the
-        # unknowns depend on each other.
-        if optimise:
-            x, _, _ = _climb(counted, x, factor, counted.subset, maxiter=50)
-        return Centre(x, factor, counted.passes)
-    for i in range(ROUNDS):
+        x, metric = _climb_from_start(counted, x, metric, maxiter=500 if dense else 100)
+    if isinstance(metric, LowRank):
+        return GaussianFit(mean=x, metric=metric, is_mode=True, passes=counted.passes)
+    if metric is None or not dense:
+        metric = Diagonal(fisher_scale(counted, x))
+    if dense:
+        search = _DenseSearch(counted, start, optimise, variational)
+        return search(x, metric.matrix(), widen)
+    # Draws from this Gaussian have the posterior's energy, d/2 above the mode's, however the
+    # parameters depend on each other.
+    if optimise:
+        x = _climb(counted, x, metric, counted.subset, maxiter=50).end
+    return GaussianFit(mean=x, metric=metric, is_mode=True, passes=counted.passes)
+
+
+class _DenseSearch:
+    """Rounds of curvature and optimiser, until the posterior around the mode is like the Gaussian."""
+
+    def __init__(
+        self,
+        counted: CountedPasses,
+        start: Array,
+        optimise: bool,
+        variational: GaussianFit | None,
+    ) -> None:
+        self.counted = counted
+        self.start = start
+        self.optimise = optimise
+        self.variational = variational
+
+    def __call__(self, x: Array, factor: Array, widen: float) -> GaussianFit:
+        counted = self.counted
+        for i in range(ROUNDS):
+            x, factor, is_mode = self._round(i, x, factor, widen)
+            widen = WIDEN
+            if is_mode:
+                break
+            if self.optimise and i == PATIENCE and self.variational is None:
+                self.variational = centre_of_mass(counted, np.array(self.start, dtype=float))
+                if self.variational is not None and self.variational.is_mode:
+                    return self.variational
+        if self.optimise and counted.subset is not None:
+            x = _climb(counted, x, Dense(factor), None, maxiter=20).end
+        factor = lower(factor)
+        # The gradient is zero at a mode and not on the way down a funnel, where no mode is.
+        slope = 0.0
+        if counted.subset is None:
+            slope = np.abs(factor.T @ counted(x, counted.subset)[1]).max()
+        is_mode = not self.optimise or (is_mode and slope < STEEP and _fits(counted, x, factor))
+        if self.variational is not None and not is_mode:
+            # that is in the bulk, and not on the way to nowhere
+            return replace(self.variational, is_mode=False, passes=counted.passes)
+        return GaussianFit(
+            mean=x, metric=Dense(factor), is_mode=bool(is_mode), passes=counted.passes
+        )
+
+    def _round(self, i: int, x: Array, factor: Array, widen: float) -> tuple[Array, Array, bool]:
+        """Position, factor of the covariance, and whether the search may end there."""
+        counted = self.counted
         # Curvature at the point itself and, where that doesn't fit, over one sd on either side.
         values, vectors = curvature(counted, x, factor, step=1.0 if i else None)
         above = positive(values, widen)
-        factor = as_matrix(factor) @ (vectors / np.sqrt(above))
-        widen = WIDEN
+        factor = factor @ (vectors / np.sqrt(above))
         moved = 0.0
-        if optimise:
+        if self.optimise:
             if values[0] < -NEAR:  # a saddle
-                x = x + factor @ np.random.default_rng(i).standard_normal(d)
-            x, _, moved = _climb(counted, x, factor, counted.subset, maxiter=100)
+                x = x + factor @ np.random.default_rng(i).standard_normal(x.size)
+            climb = _climb(counted, x, Dense(factor), counted.subset, maxiter=100)
+            x = climb.end
+            moved = climb.moved
         is_mode = values[0] >= above.min() and moved < 1 and _fits(counted, x, factor)
-        if is_mode:
-            break
-        if optimise and i == PATIENCE and mass is None:
-            mass = centre_of_mass(counted, np.array(start, dtype=float))
-            if mass is not None and mass.is_near:
-                return Centre(mass.position, mass.factor, counted.passes)
-    if optimise and counted.subset is not None:
-        x, _, _ = _climb(counted, x, factor, None, maxiter=20)
-    factor = lower(factor)
-    # The gradient is zero at a mode and not on the way down a funnel, where no mode is.
-    slope = (
-        np.abs(factor.T @ counted(x, counted.subset)[1]).max() if counted.subset is None else 0.0
-    )
-    is_mode = not optimise or (is_mode and slope < STEEP and _fits(counted, x, factor))
-    if mass is not None and not is_mode:  # that is in the bulk, and not on the way to nowhere
-        return Centre(mass.position, mass.factor, counted.passes, False)
-    return Centre(x, factor, counted.passes, bool(is_mode))
+        return x, factor, is_mode
 
 
-def near(centre, rng, scale):
-    """Draw from the Gaussian at the centre, wider by ``scale``."""
-    z = scale * rng.standard_normal(centre.position.size)
-    return centre.position + Coordinates(centre.factor).to_theta(z)
+def _climb_from_start(
+    counted: CountedPasses, x: Array, metric: Metric | None, maxiter: int
+) -> tuple[Array, Metric | None]:
+    """Climb on the subset; return the end point and the scales that the optimiser met."""
+    # Where a start is symmetric, as that of a neural network with zero weights, no gradient leads
+    # away from it.
+    stuck = counted(x, counted.subset)[1] == 0
+    x[stuck] += 0.1 * np.random.default_rng(0).standard_normal(stuck.sum())
+    scales = Diagonal(np.ones(x.size)) if metric is None else metric
+    climb = _climb(counted, x, scales, counted.subset, maxiter=maxiter)
+    return climb.end, climb.scales
 
 
-def _low_rank_mass(counted, start):
+def _low_rank_mass(counted: CountedPasses, start: Array) -> GaussianFit | None:
     """Fit a Gaussian to thousands of effects, from where the fit of λ ended if there was one."""
     density = counted.over.density
     for rewrite in density.rewrites:
@@ -133,42 +162,57 @@ def _low_rank_mass(counted, start):
     return low_rank_mass(counted, start, list(density.group_coefficients.values()))
 
 
-def _climb(counted, x, factor, subset, maxiter):
-    """L-BFGS in the coordinates of ``factor``: end point, scales it met, how far it went in them."""
-    matrix = factor.ndim == 2
+class _Climb(NamedTuple):
+    """What a search for the mode came to."""
+
+    end: Array
+    scales: Diagonal | None  # that the optimiser met, where it looked for them
+    moved: float  # in the coordinates of the search, at most
+
+
+def _climb(counted: CountedPasses, x: Array, metric: Metric, subset: Any, maxiter: int) -> _Climb:
+    """Climb by L-BFGS in the coordinates of ``metric``."""
     best = np.inf, np.zeros_like(x), np.zeros_like(x)  # least energy, its gradient, and where
 
-    def energy(phi):
+    def energy(phi: Array) -> tuple[float, Array]:
         nonlocal best
-        logp, grad = counted(x + (factor @ phi if matrix else factor * phi), subset)
+        logp, grad = counted(x + metric.to_theta(phi), subset)
         if not (math.isfinite(logp) and np.isfinite(grad).all()):
             # Sends the line search back, some thirtyfold. At a wall much higher it gives up.
             rise = WALL * abs(best[1] @ (phi - best[2]))
             return (best[0] + rise if 0 < rise < np.inf else 1e100), np.zeros_like(phi)
-        slope = -(factor.T @ grad if matrix else factor * grad)
+        slope = -_pulled_back(metric, grad)
         if -logp < best[0]:
             best = -logp, slope, phi.copy()
         return -logp, slope
 
-    found = minimize(
+    optimum = minimize(
         energy,
         np.zeros_like(x),
         jac=True,
         method="L-BFGS-B",
         options={
             "maxiter": maxiter,
-            "gtol": NEAR / 2 if matrix else 0.0,  # in posterior sds
+            "gtol": NEAR / 2 if isinstance(metric, Dense) else 0.0,  # in posterior sds
             "ftol": 1e-4 / max(1.0, abs(energy(np.zeros_like(x))[0])),  # in nats a step
         },
     )
-    scale = None
-    if not matrix and x.size <= MAX_DENSE:
-        scale = factor * np.sqrt(np.diag(found.hess_inv.todense()))
-    x = x + (factor @ found.x if matrix else factor * found.x)
-    return x, scale, np.abs(found.x).max()
+    scales = None
+    if isinstance(metric, Diagonal) and x.size <= MAX_DENSE:
+        scales = Diagonal(metric.scales * np.sqrt(np.diag(optimum.hess_inv.todense())))
+    end = x + metric.to_theta(optimum.x)
+    return _Climb(end=end, scales=scales, moved=np.abs(optimum.x).max())
 
 
-def _fits(counted, x, factor) -> bool:
+def _pulled_back(metric: Metric, gradient: Array) -> Array:
+    """Lᵀg. By a view of Lᵀ, whose product is rounded in another order than that by a copy.
+
+    Where a search ends, and with it every draw for a seed, depends on the last bits.
+    """
+    return metric.factor.T @ gradient if isinstance(metric, Dense) else metric.pull_back(gradient)
+
+
+def _fits(counted: CountedPasses, x: Array, factor: Array) -> bool:
     """Whether log p falls by d/2 from ``x`` to draws from the Gaussian, within a factor of 1.5."""
     z = np.random.default_rng(0).standard_normal((10, x.size))
     here, _ = counted(x, counted.subset)

@@ -10,12 +10,11 @@ import numpy as np
 
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
-from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.metric import LowRank, Metric
 
 __all__ = [
     "MAX_DENSE",
     "CountedPasses",
-    "as_matrix",
     "curvature",
     "extreme_curvatures",
     "first_vector",
@@ -70,8 +69,7 @@ class CountedPasses:
 
 
 def curvature(counted, x, factor, step):
-    """Eigenvalues and vectors of LᵀHL, H the Hessian of −log p, by differences of gradients."""
-    factor = as_matrix(factor)
+    """Eigenvalues and vectors of LᵀHL, L a matrix, H the Hessian of −log p, by differences."""
     if step is None:
         step = 1e-3 if counted.dtype == np.float64 else 3e-2
         _, here = counted(x, counted.subset)
@@ -91,11 +89,6 @@ def curvature(counted, x, factor, step):
 def positive(values, widen):
     """Curvatures for a factor: those of a saddle or a plain are made positive, within reason."""
     return np.maximum(np.abs(values), max(1e-8 * values.max(), widen**-2, 1e-300))
-
-
-def as_matrix(factor) -> np.ndarray:
-    """Return a factor as a matrix."""
-    return np.diag(factor) if factor.ndim == 1 else factor
 
 
 def fisher_scale(counted, x):
@@ -129,24 +122,23 @@ def _information(passes, position, rng):
     return total
 
 
-def extreme_curvatures(passes, x, factor, only_largest=False) -> tuple:
+def extreme_curvatures(passes, x, metric: Metric, only_largest=False) -> tuple:
     """Smallest and largest eigenvalue of LᵀHL, by Lanczos on differences of gradients.
 
     The smallest is looked for, and not None, where L knows how unknowns depend on each other. NaN
     where the gradient isn't finite around ``x``, or doesn't change at all.
     """
     counted = CountedPasses(passes)
-    coordinates = Coordinates(factor)
     step = 1e-3
     _, here = counted(x, counted.subset)
 
     def product(z):
-        _, there = counted(x + step * coordinates.to_theta(z), counted.subset)
-        return coordinates.pull_back(here - there) / step
+        _, there = counted(x + step * metric.to_theta(z), counted.subset)
+        return metric.pull_back(here - there) / step
 
     given = {"tol": 0.1, "return_eigenvectors": False, **first_vector(x.size)}
     operator = operator_of(product, x.size)
-    alone = coordinates.ndim < 3 or only_largest
+    alone = only_largest or not isinstance(metric, LowRank)
     try:
         found = eigsh(operator, k=1 if alone else 2, which="LA" if alone else "BE", **given)
     except ArpackError:

@@ -9,9 +9,10 @@ import numpy as np
 
 from scipy.sparse.linalg import eigsh
 
-from pymc_sghmc.gradients.coordinates import Coordinates, low_rank
+from pymc_sghmc.gradients.metric import Diagonal, LowRank, Metric
 from pymc_sghmc.tuning.curvature import first_vector, operator_of
-from pymc_sghmc.tuning.mass import FLAT, NEAR, Mass, draws_and_shares, mean_field, nearer
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
+from pymc_sghmc.tuning.mass import FLAT, NEAR, draws_and_shares, mean_field, nearer
 
 __all__ = ["low_rank_mass"]
 
@@ -22,7 +23,7 @@ STEP = 1e-3  # of differences of gradients, in standard deviations
 FEW = 64  # entries of an unknown whose curvatures are taken one by one
 
 
-def low_rank_mass(counted, start, blocks) -> Mass | None:
+def low_rank_mass(counted, start, blocks) -> GaussianFit | None:
     """Mean and factor of a Gaussian near the posterior, from ``start``; None where there is none.
 
     Parameters
@@ -35,25 +36,28 @@ def low_rank_mass(counted, start, blocks) -> Mass | None:
     fit = mean_field(counted, start)
     if fit is None:
         return None
-    m, factor = fit
+    m, scales = fit
+    metric: Metric = Diagonal(scales)
     z, shares = draws_and_shares(counted, start.size)
     for _ in range(ROUNDS):
-        factor = _rescaled(counted, shares, m, factor, z, blocks)
-        if factor is None:
-            return Mass(*fit, False)
-        m, moved = nearer(counted, counted.subset, m, factor, z)
+        rescaled = _rescaled(counted, shares, m, metric, z, blocks)
+        if rescaled is None:
+            return GaussianFit(
+                mean=fit[0], metric=Diagonal(fit[1]), is_mode=False, passes=counted.passes
+            )
+        metric = rescaled
+        m, moved = nearer(counted, counted.subset, m, metric, z)
         if not NEAR <= moved < np.inf:
             break
     if counted.subset is not None:
-        m, moved = nearer(counted, None, m, factor, z)
-    return Mass(m, factor, bool(moved < ASTRAY))
+        m, moved = nearer(counted, None, m, metric, z)
+    return GaussianFit(mean=m, metric=metric, is_mode=bool(moved < ASTRAY), passes=counted.passes)
 
 
-def _rescaled(counted, shares, m, factor, z, blocks):
+def _rescaled(counted, shares, m, metric, z, blocks) -> LowRank | None:
     """L with LᵀH̄L near 1, H̄ the mean of the Hessian of −log p over the draws, by differences."""
     d = m.size
-    coordinates = Coordinates(factor)
-    points = [m + coordinates.to_theta(draw) for draw in z]
+    points = [m + metric.to_theta(draw) for draw in z]
 
     def slopes(shift):
         pairs = zip(points, shares, strict=True)
@@ -64,14 +68,14 @@ def _rescaled(counted, shares, m, factor, z, blocks):
     def product(shift):
         return np.mean(np.subtract(here, slopes(STEP * shift)), axis=0) / STEP
 
-    old = factor if factor.ndim == 1 else factor[0, 0]
+    old = metric.diagonal().scales
     scales = old / np.sqrt(_diagonal(product, old, blocks))
     inside = operator_of(lambda x: scales * product(scales * x), d)
     k = min(2 * N_DIRECTIONS, d // 4)
     values, vectors = eigsh(inside, k=k, which="BE", tol=0.05, ncv=4 * k, **first_vector(d))
     if not np.isfinite(values).all():
         return None
-    return low_rank(scales, vectors.T, np.maximum(np.abs(values), FLAT**2) ** -0.5 - 1)
+    return LowRank.of(scales, vectors.T, np.maximum(np.abs(values), FLAT**2) ** -0.5 - 1)
 
 
 def _diagonal(product, scales, blocks):

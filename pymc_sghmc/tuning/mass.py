@@ -7,18 +7,16 @@ SciPy, no samplers.
 
 import math
 
-from typing import NamedTuple
-
 import numpy as np
 
 from scipy.optimize import minimize
 
-from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.metric import Dense
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 
 __all__ = [
     "FLAT",
     "NEAR",
-    "Mass",
     "centre_of_mass",
     "draws_and_shares",
     "lower",
@@ -36,15 +34,7 @@ WIDEST = 12.0  # logarithm of a scale over its first guess: nothing is known of 
 ROUGH = 0.8  # r.m.s. of the force that a Gaussian doesn't have, in sds, above which it is none
 
 
-class Mass(NamedTuple):
-    """A Gaussian near the posterior."""
-
-    position: np.ndarray  # its mean, (d,)
-    factor: np.ndarray  # L with its covariance LLᵀ, (d, d)
-    is_near: bool  # whether the search ended, and the posterior resembles it
-
-
-def centre_of_mass(counted, start) -> Mass | None:
+def centre_of_mass(counted, start) -> GaussianFit | None:
     """Fit a Gaussian to the posterior, from ``start``; None where there is nothing to go by.
 
     First its mean and the scale of each unknown, with the same few draws throughout so that L-BFGS
@@ -67,15 +57,16 @@ def centre_of_mass(counted, start) -> Mass | None:
     moved = np.inf
     for _ in range(ROUNDS):
         factor, is_wide = _rescaled(counted, shares, m, factor, z)
-        m, moved = nearer(counted, counted.subset, m, factor, z)
+        m, moved = nearer(counted, counted.subset, m, Dense(factor), z)
         if moved == math.inf or (moved < NEAR and is_wide):
             break
     for _ in range(ROUNDS if counted.subset is not None else 0):  # the mean of all rows is another
-        m, moved = nearer(counted, None, m, factor, z)
+        m, moved = nearer(counted, None, m, Dense(factor), z)
         if not NEAR <= moved < math.inf:
             break
     rough = _roughness(counted, m, factor, z)
-    return Mass(m, factor, bool(moved < NEAR and rough < ROUGH))
+    is_near = bool(moved < NEAR and rough < ROUGH)
+    return GaussianFit(mean=m, metric=Dense(factor), is_mode=is_near, passes=counted.passes)
 
 
 def mean_field(counted, start) -> tuple | None:
@@ -185,16 +176,14 @@ def _rescaled(counted, shares, m, factor, z):
     return lower(factor @ (vectors / np.sqrt(values))), is_wide  # the same root in each round
 
 
-def nearer(counted, subset, m, factor, z):
+def nearer(counted, subset, m, metric, z):
     """Newton's step to a mean gradient of zero, and how long it would have been, in sds."""
-    to_theta = Coordinates(factor).to_theta
-    pull_back = Coordinates(factor).pull_back
-    gradient = np.mean([counted(m + to_theta(draw), subset)[1] for draw in z], axis=0)
-    step = pull_back(gradient)
+    gradient = np.mean([counted(m + metric.to_theta(draw), subset)[1] for draw in z], axis=0)
+    step = metric.pull_back(gradient)
     moved = np.abs(step).max()
     if not math.isfinite(moved):
         return m, math.inf
-    return m + to_theta(step * min(1.0, FAR / max(moved, FAR))), moved
+    return m + metric.to_theta(step * min(1.0, FAR / max(moved, FAR))), moved
 
 
 def _roughness(counted, m, factor, z) -> float:

@@ -5,10 +5,9 @@ Knows gradients and centres, no samplers.
 
 import numpy as np
 
-from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.noise import noise_covariance
-from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE, MAX_LEARNING_RATE
-from pymc_sghmc.tuning.centre import near
+from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE
+from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.curvature import MAX_DENSE
 
 __all__ = [
@@ -33,14 +32,14 @@ MOST_AT_EDGE = 0.5
 MOST_GROWTH = 0.5  # of the curvature, relative, at 2 sds, with which steps may be long
 
 
-def noise_around(gradient, centre, coordinates, temperature):
+def noise_around(gradient, fit, coordinates, temperature):
     """Mean diagonal of V̂ in φ over draws from the Gaussian at the centre, by minibatches."""
-    total = np.zeros(centre.position.size)
+    total = np.zeros(fit.mean.size)
     if not any(gradient.data.is_noisy):
         return total
     rng = np.random.default_rng(0)
     for _ in range(N_PROBES):
-        position = coordinates.from_theta(near(centre, rng, (temperature or 1.0) ** 0.5))
+        position = coordinates.from_theta(fit.draw(rng, (temperature or 1.0) ** 0.5))
         position = position.astype(gradient.density.dtype)
         total += noise_covariance(gradient, coordinates, position, rng)
     return _finite(total / N_PROBES)
@@ -67,26 +66,26 @@ def known_of_effects(first, noise):
     return of_effects
 
 
-def noise_over_rows(first, centre, coordinates, temperature):
+def noise_over_rows(first, fit, coordinates, temperature):
     """Mean diagonal of V in φ of first-order control variates over such draws, by all rows."""
     rng = np.random.default_rng(0)
     scale = (temperature or 1.0) ** 0.5
-    draws = [near(centre, rng, scale).astype(first.density.dtype) for _ in range(N_SIGNED)]
+    draws = [fit.draw(rng, scale).astype(first.density.dtype) for _ in range(N_SIGNED)]
     return _finite(first.noise_over_rows(draws, coordinates, rng))
 
 
-def noise_at_edge(second, centre, coordinates) -> float:
+def noise_at_edge(second, fit, coordinates) -> float:
     """Largest variance in φ as far out along any unknown as chains come now and then, over what is safe there.
 
     Where effects are integrated out, few unknowns are left, a scale with a long tail often among
     them, and noise that grows fast along it sends a chain on.
     """
-    around = Coordinates(centre.factor)
+    around = fit.metric
     [n] = second.data.batch_sizes
-    directions = [around.pull_back(one) for one in np.eye(centre.position.size)]
+    directions = [around.pull_back(one) for one in np.eye(fit.mean.size)]
     directions = [one / max(np.linalg.norm(one), 1e-300) for one in directions for _ in range(2)]
     shifts = [EDGE * around.to_theta(one) for one in directions]
-    ends = [centre.position + shift * (-1) ** i for i, shift in enumerate(shifts)]
+    ends = [fit.mean + shift * (-1) ** i for i, shift in enumerate(shifts)]
     found = second.noise_at(ends, coordinates)
     worst = [_finite(V) @ np.square(one) for [V], one in zip(found, directions, strict=True)]
     return float(np.max(worst)) / n / MOST_AT_EDGE
@@ -96,15 +95,15 @@ def _finite(noise):
     return np.nan_to_num(noise, nan=1e100, posinf=1e100)
 
 
-def second_order_noise(second, centre, coordinates, temperature):
+def second_order_noise(second, fit, coordinates, temperature):
     """Diagonal of V in φ at 1 and at 2 sds from the centre, and how large η may become."""
     rng = np.random.default_rng(0)
     T = (temperature or 1.0) ** 0.5
-    z = rng.standard_normal((N_EXACT, centre.position.size))
-    if centre.position.size > MAX_DENSE:  # of thousands some are farther than a chain ever is
+    z = rng.standard_normal((N_EXACT, fit.mean.size))
+    if fit.mean.size > MAX_DENSE:  # of thousands some are farther than a chain ever is
         z = np.clip(z, -FAR_ENOUGH, FAR_ENOUGH)
-    around = Coordinates(centre.factor)
-    points = [centre.position + far * T * around.to_theta(x) for far in (1.0, 2.0) for x in z]
+    around = fit.metric
+    points = [fit.mean + far * T * around.to_theta(x) for far in (1.0, 2.0) for x in z]
     sizes = second.data.batch_sizes
     is_noisy = second.data.is_noisy
     found = np.array(

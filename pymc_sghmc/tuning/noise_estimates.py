@@ -11,6 +11,7 @@ import numpy as np
 from pymc_sghmc.checks import check_matrix_size
 from pymc_sghmc.exceptions import ChainError, NonFinite
 from pymc_sghmc.tuning.budget import UNKNOWN_NOISE
+from pymc_sghmc.tuning.chain_tuning import ByHand
 
 __all__ = ["GivenNoise", "MeasuredNoise", "NoiseOfEachDraw", "TunedNoise", "noise_estimate_of"]
 
@@ -90,7 +91,7 @@ class TunedNoise:
 
     def beta_hat(self, eta, alpha, tuning, measured, temperature, is_tuning):
         """β̂ at this learning rate and friction, at most α."""
-        if tuning is None:  # an exact gradient
+        if isinstance(tuning, ByHand):  # an exact gradient
             return 0.0
         noise, settings, beta_hat, _ = self._known
         if noise is not tuning.noise or settings != (eta, alpha):

@@ -3,61 +3,74 @@
 Knows set-ups, no rule and no settings.
 """
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from pymc_sghmc.tuning.budget import MAX_LEARNING_RATE, MOST_STRETCH, ChainTuning
-from pymc_sghmc.tuning.setup import MOST_FAR_NOISE
+from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE, MAX_MULTIPLIER, ChainTuning
+from pymc_sghmc.tuning.setup import MOST_FAR_NOISE, Setup
+from pymc_sghmc.tuning.setup_request import SetupRequest
 
 __all__ = ["options"]
 
 FEW = (10, 20, 50, 100, 200)  # rows, beside those of the search
 MANY = (100, 200, 1000, 2000)
 SIZES = MANY, MANY, FEW  # by the order of the gradient
-# groups with all of their rows; where there aren't MANY_GROUPS each weighs much, far out most of
-# all
+# Clusters with all of their rows. Where there are fewer than MANY_CLUSTERS each weighs much, far
+# out most of all.
 FEWEST = 2
 FEWEST_OF_FEW = 10
-MANY_GROUPS = 1000
+MANY_CLUSTERS = 1000
 
 
-def options(setup, made_from, may_change, data=None) -> list[ChainTuning]:
+def options(
+    setup: Setup, request: SetupRequest | None, may_change: bool, data: Any = None
+) -> list[ChainTuning]:
     """Return the gradients that may be used after this set-up, without settings.
 
     Parameters
     ----------
     setup : Setup
-    made_from : tuple
-        What `Setups` knows it by.
+    request : SetupRequest
+        By which the chain knows the set-up.
     may_change : bool
         Whether the plain gradient is one of them beside control variates.
     data : InMemory, optional
         Whose minibatches' number of rows is to be chosen, too.
     """
-    plain, first, second = setup.noise
-    # where no Gaussian is near, chains go where they seldom were, which short draws don't show
-    stretch = 1.0 if setup.centre.is_mode and setup.is_near else MOST_STRETCH
-    new = partial(ChainTuning, temperatures=[], setup_from=made_from, stretch=stretch)
-    found = []
-    if second is not None:
-        found.append(new(2, second, limit=min(setup.limit, setup.far_limit)))
-    if first is not None:
-        found.append(new(1, first, limit=min(MAX_LEARNING_RATE, setup.far_limit)))
-    if not found or may_change:
-        found.append(new(0, plain, limit=min(MAX_LEARNING_RATE, setup.far_limit)))
+    # Where no Gaussian is near, chains seldom visit some places, which short draws don't show.
+    is_gaussian = setup.fit.is_mode and setup.is_gaussian
+    new = partial(
+        ChainTuning, request=request, n_steps_multiplier=1.0 if is_gaussian else MAX_MULTIPLIER
+    )
+    noise = setup.noise
+    far_out = setup.limits.far_out
+    limit = min(MAX_LEARNING_RATE, far_out)
+    tunings = []
+    if noise.second_order is not None:
+        limit_of_second = min(setup.limits.second_order, far_out)
+        tunings.append(new(order=2, noise=noise.second_order, limit=limit_of_second))
+    if noise.first_order is not None:
+        tunings.append(new(order=1, noise=noise.first_order, limit=limit))
+    if not tunings or may_change:
+        tunings.append(new(order=0, noise=noise.plain, limit=limit))
     if data is None:
-        return found
-    return [sized for option in found for sized in _of_sizes(option, setup, data)]
+        return tunings
+    return [sized for tuning in tunings for sized in _of_sizes(tuning, setup, data)]
 
 
-def _of_sizes(option, setup, data) -> list[ChainTuning]:
+def _of_sizes(tuning: ChainTuning, setup: Setup, data: Any) -> list[ChainTuning]:
     """Return the same with other numbers of rows, as far as they may serve."""
     [n, *_] = data.noisy_batch_sizes
     noisy = [rows for rows, is_noisy in zip(data.n_rows, data.is_noisy, strict=True) if is_noisy]
     each = data.rows_of_each
-    fewest = FEWEST if max(noisy) >= MANY_GROUPS else FEWEST_OF_FEW
-    sizes = dict.fromkeys(max(fewest, round(rows / each)) for rows in SIZES[option.order])
-    sizes = [n, *(size for size in sizes if size <= max(noisy) // 2)]
-    if option.order == 2:
-        sizes = [size for size in sizes if setup.far_noise * n / size <= MOST_FAR_NOISE]
-    option = option._replace(rows_of_each=each)
-    return [option._replace(rows=size, noise=option.noise * n / size) for size in sizes]
+    fewest = FEWEST if max(noisy) >= MANY_CLUSTERS else FEWEST_OF_FEW
+    in_question = dict.fromkeys(max(fewest, round(rows / each)) for rows in SIZES[tuning.order])
+    sizes = [n, *(size for size in in_question if size <= max(noisy) // 2)]
+    if tuning.order == 2:
+        far_noise = setup.noise.second_order_far
+        sizes = [size for size in sizes if far_noise * n / size <= MOST_FAR_NOISE]
+    return [
+        replace(tuning, rows_of_each=each, rows=size, noise=tuning.noise * n / size)
+        for size in sizes
+    ]

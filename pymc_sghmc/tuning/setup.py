@@ -1,22 +1,31 @@
-"""What a chain knows before its first draw: centre, coordinates, and the gradient's noise there.
+"""What all chains from one starting point share: a Gaussian fit, a metric, and the noise around it.
 
-Deterministic, so that all chains from one starting point share it. Knows gradients and centres,
-no samplers.
+Deterministic. Knows gradients and fits, no samplers.
 """
 
 import logging
 import math
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scipy.linalg import solve_triangular
 
-from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
-from pymc_sghmc.tuning.budget import MAX_LEARNING_RATE
-from pymc_sghmc.tuning.centre import Centre, find_centre, near
+from pymc_sghmc.gradients.metric import (
+    Array,
+    Dense,
+    Identity,
+    LowRank,
+    Metric,
+    preconditioner_metric,
+)
+from pymc_sghmc.tuning.centre import find_centre
+from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.curvature import MAX_DENSE, extreme_curvatures
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.noise_around import (
     N_EXACT,
     N_SIGNED,
@@ -26,9 +35,10 @@ from pymc_sghmc.tuning.noise_around import (
     noise_over_rows,
     second_order_noise,
 )
+from pymc_sghmc.tuning.setup_request import SetupRequest
 from pymc_sghmc.tuning.walls import walls
 
-__all__ = ["MOST_FAR_NOISE", "Setup", "same_inputs", "set_up"]
+__all__ = ["MOST_FAR_NOISE", "Curvature", "Limits", "Noise", "Setup", "set_up"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
@@ -42,181 +52,226 @@ MOST_FAR_NOISE = (
 SLOW = 0.01  # curvature of the slowest direction over the stiffest where nobody has measured it
 
 
+class Curvature(NamedTuple):
+    """Extreme eigenvalues of the curvature of −log p in φ."""
+
+    largest: float
+    smallest: float
+
+
 class Noise(NamedTuple):
-    """Diagonal of V̂ in φ, (d,), of each gradient; None where there is none."""
+    """Diagonal of V̂ in φ, (d,), of each gradient; None where it isn't used."""
 
-    plain: np.ndarray
-    first_order: np.ndarray | None
-    second_order: np.ndarray | None
+    plain: Array
+    first_order: Array | None
+    second_order: Array | None
+    second_order_far: float = np.inf  # the largest variance at 2 sds, or what is as unsafe
 
 
-class Setup(NamedTuple):
-    """Centre, coordinates φ with θ = Lφ, extreme curvatures in them, and noise in them."""
+class Limits(NamedTuple):
+    """Upper limits of the learning rate."""
 
-    key: tuple  # of the start, the other unknowns and the data that it holds for
-    centre: Centre
-    coordinates: Coordinates
-    phi: np.ndarray | None  # the centre in them, where they are of unit scale in all directions
-    stiffness: float  # largest and ...
-    slowness: float  # ... smallest curvature of −log p in φ
-    anchors: tuple  # of control variates of first and of second order, or None
-    limit: float  # of the learning rate of second-order ones
-    far_noise: float  # largest variance of theirs at 2 sds, or what is as unsafe farther out
-    passes: float  # over all data, with and without gradients
+    second_order: float = MAX_LEARNING_RATE  # with control variates of second order
+    far_out: float = np.inf  # by the curvature where chains come now and then
+
+
+class Anchors(NamedTuple):
+    """What control variates know of all rows at the reference point; None where they aren't used."""
+
+    first_order: Any
+    second_order: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """All that the chains of a run share."""
+
+    request: SetupRequest
+    fit: GaussianFit
+    metric: Metric
+    curvature: Curvature
     noise: Noise
-    far_limit: float = np.inf  # of the learning rate, by the curvature far out
-    is_near: bool = True  # whether far out it is like a Gaussian, where that was asked
-    rewrite_states: tuple = ()  # of the rewrites of the model, see `Rewrite.state`
+    limits: Limits
+    anchors: Anchors
+    passes: float  # over all data, with and without gradients
+    mean_phi: Array | None  # the fit's mean in φ, where φ has unit scale in all directions
+    is_gaussian: bool  # whether the posterior is far out as the fit is, where that was checked
+    rewrite_states: tuple[Any, ...]  # of the rewrites of the model, see `Rewrite.state`
 
 
 def set_up(
-    gradient, expansions, start, key, *, preconditioner, optimise, temperature, scale=None
+    gradient: Any,
+    expansions: Sequence[Any],
+    start: Array,
+    request: SetupRequest,
+    *,
+    preconditioner: Any,
+    optimise: bool,
+    temperature: float,
 ) -> Setup:
-    """Find the centre from ``start`` and measure the noise of all gradients around it.
+    """Fit a Gaussian from ``start``, and measure the noise of all gradients around it.
 
     Parameters
     ----------
     gradient : MinibatchGradient
     expansions : tuple
-        Control variates of first and of second order, or None: they get their centres here, those
-        of first order only where the others don't serve.
+        Control variates of first and of second order, or None: they get their reference points
+        here, those of first order only where the others don't serve.
     start : array of shape (d,)
+    request : SetupRequest
+        By which the set-up is known.
     preconditioner : {"auto", "diag", "dense"}, array or None
         An array is M⁻¹.
     optimise : bool
-        ``False``: ``start`` is the centre.
+        ``False``: the start is the mean of the fit.
     temperature : float
-        The noise is measured at draws from the Gaussian at the centre with this temperature.
-    scale : array, optional
-        Factor of an earlier centre.
+        The noise is measured at draws from the fit with this temperature.
     """
     gradient.data.resize(None)
-    d = start.size
+    is_automatic = isinstance(preconditioner, str)
+    dense = (is_automatic and preconditioner == "dense") or start.size <= MAX_DENSE
+    fit = find_centre(gradient.passes, start, dense, optimise, request.metric)
+    metric, curvature = _metric(gradient.passes, fit, preconditioner, dense)
+    metric = metric.astype(gradient.density.dtype)
+    measured = _measured(gradient, expansions, fit, metric, temperature)
+    noise = measured.noise
+    if is_automatic:
+        metric, curvature, noise = _with_noisy_directions_shrunk(metric, curvature, noise)
+    has_unit_scale = is_automatic and isinstance(metric, Dense)
+    far_limit = np.inf
+    if is_automatic and gradient.density.group_coefficients:
+        far_limit = _far_limit(gradient.passes, fit, metric)
+    is_gaussian = True
+    if is_automatic and gradient.density.has_long_tails and dense:
+        largest_step, is_gaussian = walls(gradient.passes, fit)
+        far_limit = min(far_limit, largest_step)
+    return Setup(
+        request=request,
+        fit=fit,
+        metric=metric,
+        curvature=curvature,
+        noise=noise,
+        limits=Limits(second_order=measured.limit, far_out=far_limit),
+        anchors=measured.anchors,
+        passes=fit.passes + measured.passes,
+        mean_phi=metric.from_theta(fit.mean) if has_unit_scale else None,
+        is_gaussian=is_gaussian,
+        rewrite_states=tuple(rewrite.state for rewrite in gradient.density.rewrites),
+    )
+
+
+def _metric(
+    passes: Any, fit: GaussianFit, preconditioner: Any, dense: bool
+) -> tuple[Metric, Curvature]:
+    """Return the metric that a chain uses, and the extreme curvatures in it."""
     kind = preconditioner if isinstance(preconditioner, str) else None
-    dense = kind == "dense" or d <= MAX_DENSE
-    centre = find_centre(gradient.passes, start, dense, optimise, scale)
-    spread = centre.factor
     if kind == "dense" or (kind == "auto" and dense):
-        factor = spread
-        stiffness = 1.0
-        slowness = 1.0
-    else:
-        if kind is None:
-            factor = None if preconditioner is None else preconditioner_factor(preconditioner, d)
-        elif spread.ndim == 2:
-            factor = np.sqrt(np.square(spread).sum(axis=1))
-        elif spread.ndim == 3 and kind == "diag":
-            factor = spread[0, 0]
-        else:
-            factor = spread
-        stiffness, slowness = _extreme_curvatures(gradient.passes, centre, factor)
-        if kind is not None:
-            factor = Coordinates(factor).shrunk(stiffness**-0.5).factor
-            slowness = slowness / stiffness
-            stiffness = 1.0
-    if factor is not None:
-        factor = factor.astype(gradient.density.dtype)
-    passes = centre.passes
+        return fit.metric, Curvature(largest=1.0, smallest=1.0)
+    if kind is None:
+        d = fit.mean.size
+        is_none = preconditioner is None
+        metric: Metric = Identity(d) if is_none else preconditioner_metric(preconditioner, d)
+        return metric, _curvature(passes, fit, metric)
+    has_scales_alone = kind == "diag" or isinstance(fit.metric, Dense)
+    metric = fit.metric.diagonal() if has_scales_alone else fit.metric
+    largest, smallest = _curvature(passes, fit, metric)
+    return metric.shrunk(largest**-0.5), Curvature(largest=1.0, smallest=smallest / largest)
+
+
+class _Measured(NamedTuple):
+    """Noise around a fit, and what control variates know there."""
+
+    noise: Noise
+    anchors: Anchors
+    limit: float  # of the learning rate with second order
+    passes: float
+
+
+def _measured(
+    gradient: Any, expansions: Sequence[Any], fit: GaussianFit, metric: Metric, temperature: float
+) -> _Measured:
+    """Give control variates their reference points, and measure the noise of all gradients."""
     first, second = expansions
-    near_by = None
-    far = np.inf
-    limit = MAX_LEARNING_RATE
-    if second is not None and not second.is_right(centre.position, centre.factor):
+    if second is not None and not second.is_right(fit.mean, fit.metric):
         _log.warning(
             "Second-order control variates don't agree with the gradient of this model, so that "
             "those of first order take their place. Please report the model."
         )
         second = None
+    passes = 0.0
+    near_by = None
+    far = np.inf
+    limit = MAX_LEARNING_RATE
     if second is not None:
-        passes += second.set_centre(centre.position, centre.factor)
-        near_by, far, limit = second_order_noise(second, centre, Coordinates(factor), temperature)
-        passes += 2 * N_EXACT
-        far = float(far.max())
+        passes += second.set_centre(fit.mean, fit.metric) + 2 * N_EXACT
+        near_by, variance_far, limit = second_order_noise(second, fit, metric, temperature)
+        far = float(variance_far.max())
         if gradient.density.has_long_tails:
-            far = max(far, MOST_FAR_NOISE * noise_at_edge(second, centre, Coordinates(factor)))
+            far = max(far, MOST_FAR_NOISE * noise_at_edge(second, fit, metric))
         if not far <= MOST_FAR_NOISE:
             second = None
+            near_by = None
     of_first = None
     if first is not None and second is None:
-        passes += first.set_centre(centre.position, centre.factor)
-        over_rows = is_over_rows(first)
-        measure = noise_over_rows if over_rows else noise_around
-        of_first = measure(first, centre, Coordinates(factor), temperature)
-        passes += 3 * N_SIGNED * over_rows
-    noise = Noise(
-        noise_around(gradient, centre, Coordinates(factor), temperature),
-        of_first,
-        near_by if second is not None else None,
+        passes += first.set_centre(fit.mean, fit.metric)
+        if is_over_rows(first):
+            of_first = noise_over_rows(first, fit, metric, temperature)
+            passes += 3 * N_SIGNED
+        else:
+            of_first = noise_around(first, fit, metric, temperature)
+    plain = noise_around(gradient, fit, metric, temperature)
+    return _Measured(
+        noise=Noise(plain=plain, first_order=of_first, second_order=near_by, second_order_far=far),
+        anchors=Anchors(
+            first_order=None if of_first is None else first.anchor,
+            second_order=None if near_by is None else second.anchor,
+        ),
+        limit=limit,
+        passes=passes,
     )
-    anchors = tuple(
-        e.anchor if V is not None else None for e, V in zip(expansions, noise[1:], strict=True)
+
+
+def _with_noisy_directions_shrunk(
+    metric: Metric, curvature: Curvature, noise: Noise
+) -> tuple[Metric, Curvature, Noise]:
+    """Give shorter scales to directions in which the gradient is much noisier than in most.
+
+    They would slow down all of them.
+    """
+    by_gradient = [V for V in noise[:3] if V is not None]
+    least = min(by_gradient, key=np.sum)
+    is_low_rank = isinstance(metric, LowRank)
+    # of thousands, each measured roughly, the mean is known better than any
+    bearable = 2 * least.mean() if is_low_rank else NOISY * np.median(least)
+    shrink = np.minimum(1.0, max(bearable, 1.0) / np.maximum(least, 1e-300))
+    if not is_low_rank:  # few of thousands don't set the friction of all
+        curvature = curvature._replace(smallest=curvature.smallest * float(shrink.min()))
+    noise = noise._replace(
+        plain=noise.plain * shrink,
+        first_order=None if noise.first_order is None else noise.first_order * shrink,
+        second_order=None if noise.second_order is None else noise.second_order * shrink,
     )
-    coordinates = Coordinates(factor)
-    if kind is not None:
-        # Directions in which the gradient is much noisier than in most would slow down all of them.
-        known = [V for V in noise if V is not None]
-        least = min(known, key=np.sum)
-        # of thousands, each measured roughly, the mean is known better than any
-        bearable = 2 * least.mean() if coordinates.ndim == 3 else NOISY * np.median(least)
-        shrink = np.minimum(1.0, max(bearable, 1.0) / np.maximum(least, 1e-300))
-        coordinates = coordinates.shrunk(np.sqrt(shrink))
-        noise = Noise(*(None if V is None else V * shrink for V in noise))
-        if coordinates.ndim < 3:  # few of thousands don't set the friction of all
-            slowness = slowness * float(shrink.min())
-    is_own = kind is not None and coordinates.ndim == 2
-    phi = coordinates.from_theta(centre.position) if is_own else None
-    slopes = stiffness, slowness, anchors, limit, far
-    far_limit = np.inf
-    if kind is not None and gradient.density.group_coefficients:
-        far_limit = _far_limit(gradient.passes, centre, coordinates.factor)
-    is_near = True
-    if kind is not None and gradient.density.has_long_tails and dense:
-        wall, is_near = walls(gradient.passes, centre)
-        far_limit = min(far_limit, wall)
-    states = tuple(rewrite.state for rewrite in gradient.density.rewrites)
-    return Setup(key, centre, coordinates, phi, *slopes, passes, noise, far_limit, is_near, states)
+    return metric.shrunk(np.sqrt(shrink)), curvature, noise
 
 
-def _extreme_curvatures(passes, centre, factor):
-    """Largest and smallest eigenvalue of LᵀHL, with H⁻¹ = SSᵀ from the centre where that is known."""
-    d = centre.position.size
-    spread = centre.factor
-    factor = np.ones(d) if factor is None else factor
-    if spread.ndim == 2:
-        matrix = np.diag(factor) if factor.ndim == 1 else factor
-        scales = np.linalg.svd(solve_triangular(spread, matrix, lower=True), compute_uv=False) ** 2
-        return float(scales[0]), float(scales[-1])
-    slowest, stiffest = extreme_curvatures(passes, centre.position, factor)
-    return stiffest, SLOW * stiffest if slowest is None else slowest
+def _curvature(passes: Any, fit: GaussianFit, metric: Metric) -> Curvature:
+    """Extreme eigenvalues of LᵀHL, with H⁻¹ from the fit where that is a matrix."""
+    if isinstance(fit.metric, Dense):
+        ratio = solve_triangular(fit.metric.factor, metric.matrix(), lower=True)
+        scales = np.linalg.svd(ratio, compute_uv=False) ** 2
+        return Curvature(largest=float(scales[0]), smallest=float(scales[-1]))
+    smallest, largest = extreme_curvatures(passes, fit.mean, metric)
+    return Curvature(largest=largest, smallest=SLOW * largest if smallest is None else smallest)
 
 
-def _far_limit(passes, centre, factor):
+def _far_limit(passes: Any, fit: GaussianFit, metric: Metric) -> float:
     """One over the largest curvature at most points as far out as chains often are.
 
-    A scale and its effects make a funnel, in the neck of which the curvature is many times that of
-    the centre.
+    A scale and its effects make a funnel, in the neck of which the curvature is many times that at
+    the mean.
     """
     rng = np.random.default_rng(0)
-    points = [near(centre, rng, FAR_OUT) for _ in range(N_FAR_OUT)]
-    found = [extreme_curvatures(passes, point, factor, only_largest=True)[1] for point in points]
-    known = [one for one in found if math.isfinite(one)]
-    return 1 / np.quantile(known, MOST_POINTS) if known else np.inf
-
-
-def same_inputs(key, other) -> bool:
-    """Whether two keys have equal starts and other unknowns, and the very same data."""
-    (start, optimise, given, arrays), (start_2, optimise_2, given_2, arrays_2) = key, other
-    return (
-        np.array_equal(start, start_2)
-        and optimise == optimise_2
-        and all(map(np.array_equal, given, given_2))
-        and same_arrays(arrays, arrays_2)
-    )
-
-
-def same_arrays(arrays, others) -> bool:
-    """Whether arrays lie at the very same places in memory."""
-    return len(arrays) == len(others) and all(
-        a.shape == b.shape and a.__array_interface__["data"] == b.__array_interface__["data"]
-        for a, b in zip(arrays, others, strict=True)
-    )
+    points = [fit.draw(rng, FAR_OUT) for _ in range(N_FAR_OUT)]
+    curvatures = [extreme_curvatures(passes, x, metric, only_largest=True)[1] for x in points]
+    finite = [curvature for curvature in curvatures if math.isfinite(curvature)]
+    return float(1 / np.quantile(finite, MOST_POINTS)) if finite else np.inf

@@ -1,17 +1,20 @@
-"""The set-ups of a step: made, kept for the chains that begin alike, and told apart by value.
+"""The set-ups of a step: made on request, and kept for the chains that begin alike.
 
-Chains one after another share a step, so that two are kept: that of the initial point and that of
-the chain. Knows gradients and set-ups, no settings of a sampler.
+Chains one after another share a step, so that two set-ups are kept: that of the initial point and
+that of the chain. Knows gradients and set-ups, no settings of a sampler.
 """
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from scipy.linalg import solve_triangular
-
 from pymc_sghmc.exceptions import NonFinite
-from pymc_sghmc.gradients.coordinates import Coordinates
-from pymc_sghmc.tuning.centre import near
-from pymc_sghmc.tuning.setup import same_arrays, same_inputs, set_up
+from pymc_sghmc.gradients.metric import Array, Metric
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
+from pymc_sghmc.tuning.setup import Setup, set_up
+from pymc_sghmc.tuning.setup_request import DataId, SetupRequest
 
 __all__ = ["Setups"]
 
@@ -29,103 +32,145 @@ class Setups:
         the set-up in use.
     preconditioner : {"auto", "diag", "dense"}, array or None
         An array is M⁻¹.
-    centre : array of shape (d,) or None
+    reference_point : array of shape (d,) or None
         A point to use instead of the mode.
     temperature : float
+
+    Attributes
+    ----------
+    current : Setup or None
+        The one in use.
+    request : SetupRequest or None
+        For which it was made, as chains keep it; None where the data may have changed since.
     """
 
-    def __init__(self, gradient, expansions, *, preconditioner, centre, temperature):
+    def __init__(
+        self,
+        gradient: Any,
+        expansions: Sequence[Any],
+        *,
+        preconditioner: Any,
+        reference_point: Array | None,
+        temperature: float,
+    ) -> None:
         self._gradient = gradient
         self._expansions = expansions
         self._preconditioner = preconditioner
-        self.given_centre = centre
+        self.reference_point = reference_point
         self._temperature = temperature
-        self.current = self._first = None
-        self._near_centre = self._placed_for = (
-            None  # where rewrites were placed, and for which data
-        )
-        self.made_from = None  # start, scale, highest order, other unknowns of the set-up in use
+        self.current: Setup | None = None
+        self.request: SetupRequest | None = None
+        self._first: Setup | None = None
+        # where rewrites of the model were placed, and for which data
+        self._near_mean: Array | None = None
+        self._placed_for: DataId | None = None
 
-    def make(self, start, scale=None, highest=2):
+    @property
+    def fit(self) -> GaussianFit:
+        """That of the set-up in use."""
+        assert self.current is not None
+        return self.current.fit
+
+    def make(self, start: Array, metric: Metric | None = None, max_order: int = 2) -> Setup:
         """Take a set-up from here into use, one that is known where nothing has changed.
 
-        With a ``scale``, the factor of an earlier centre, ``start`` is the centre. No control
-        variates are of a higher order than ``highest``.
+        With a ``metric``, that of an earlier fit, ``start`` is the mean of the fit. No control
+        variates are of a higher order than ``max_order``.
         """
         density = self._gradient.density
-        begin = start
-        given = (*density.others, *density.held)
-        optimise = scale is None and self.given_centre is None
-        if scale is None and not density.placement_needs_others:
+        request = SetupRequest(
+            start=start, metric=metric, max_order=max_order, conditioned_on=density.others
+        )
+        optimise = metric is None and self.reference_point is None
+        if metric is None and not density.placement_needs_others:
             self.place(start)
-        if self.given_centre is not None:
-            begin = self.given_centre
-        elif optimise and self._near_centre is not None:
-            begin = self._near_centre
-        key = (begin, (scale is None, highest), given, self._gradient.data.arrays)
-        known = [s for s in (self.current, self._first) if s and same_inputs(s.key, key)]
-        if known:
-            self._use(known[0])
-        else:
-            if not self.is_finite_at(start):
-                raise NonFinite(start, start, np.nan)
+        if self.reference_point is not None:
+            start = self.reference_point
+        elif optimise and self._near_mean is not None:
+            start = self._near_mean
+        resolved = replace(
+            request,
+            start=start,
+            conditioned_on=(*density.others, *density.held),
+            data_id=DataId(self._gradient.data.arrays),
+        )
+        setup = self._known(resolved)
+        if setup is None:
+            if not self.is_finite_at(request.start):
+                raise NonFinite(request.start, request.start, np.nan)
             if density.placement_needs_others:
-                begin = self._placed_at(begin, None if optimise else begin)
-            self.current = set_up(
+                start = self._placed_at(start, None if optimise else start)
+            setup = set_up(
                 self._gradient,
-                [e if order <= highest else None for order, e in enumerate(self._expansions, 1)],
-                begin,
-                key,
+                [
+                    expansion if order <= max_order else None
+                    for order, expansion in enumerate(self._expansions, 1)
+                ],
+                start,
+                resolved,
                 preconditioner=self._preconditioner,
                 optimise=optimise,
                 temperature=self._temperature,
-                scale=scale,
             )
-        self.made_from = (start, scale, highest, density.others)
-        return self.current
+            self.current = setup
+        else:
+            self._use(setup)
+        self.request = request
+        return setup
 
-    def place(self, start):
+    def _known(self, request: SetupRequest) -> Setup | None:
+        """Return a set-up that is kept for this request, if there is one."""
+        kept = [setup for setup in (self.current, self._first) if setup is not None]
+        return next((setup for setup in kept if setup.request == request), None)
+
+    def place(self, start: Array) -> None:
         """Let rewrites of the model adapt to the data, unless they have adapted to these.
 
-        From where they did, any start's centre is near. Where rows depend on what other steps
+        From where they did, any start's mean is near. Where rows depend on what other steps
         sample, each set-up has its own.
         """
-        arrays = self._gradient.data.arrays
-        if self._placed_for is None or not same_arrays(arrays, self._placed_for):
-            self._near_centre = self._placed_at(start, self.given_centre)
-            self._placed_for = arrays
+        data_id = DataId(self._gradient.data.arrays)
+        if data_id != self._placed_for:
+            self._near_mean = self._placed_at(start, self.reference_point)
+            self._placed_for = data_id
 
-    def _placed_at(self, start, reference):
+    def _placed_at(self, start: Array, reference_point: Array | None) -> Array | None:
         """Place rewrites; return where that was, if it is a good start."""
-        near_centre = None
+        near_mean: Array | None = None
         for rewrite in self._gradient.density.rewrites:
             if rewrite.is_placed:
-                near_centre = rewrite.place(self._gradient, start, reference)
-        return near_centre
+                near_mean = rewrite.place(self._gradient, start, reference_point)
+        return near_mean
 
-    def follow(self, position):
+    def follow(self, position: Array) -> None:
         """Let rewrites adapt to what other steps have sampled."""
         for rewrite in self._gradient.density.rewrites:
             rewrite.follow(self._gradient, position)
 
-    def move(self, start, highest) -> bool:
-        """Let ``start`` be the centre, unless steps would have to be much shorter around it; tell.
+    def move(self, start: Array, max_order: int) -> bool:
+        """Let ``start`` be the mean of the fit, unless steps would have to be much shorter around it.
 
         The mean of draws from a posterior that is no Gaussian may lie where there are none.
+
+        Returns
+        -------
+        bool
+            Whether it is.
         """
         old = self.current
-        made_from = self.made_from
+        assert old is not None
+        old_request = self.request
         try:
-            self.make(start, old.centre.factor, highest)
+            new = self.make(start, old.fit.metric, max_order)
         except NonFinite:
             return False
-        is_better = self.current.far_limit >= old.far_limit / MUCH_SHORTER
+        is_better = new.limits.far_out >= old.limits.far_out / MUCH_SHORTER
         if not is_better:
             self._use(old)
-            self.made_from = made_from
+            self.request = old_request
         return is_better
 
-    def _use(self, setup):
+    def _use(self, setup: Setup) -> None:
         self.current = setup
         rewrites = self._gradient.density.rewrites
         for rewrite, state in zip(rewrites, setup.rewrite_states, strict=True):
@@ -134,61 +179,44 @@ class Setups:
             if expansion is not None:
                 expansion.anchor = anchor
 
-    def make_first(self, start):
+    def make_first(self, start: Array) -> None:
         """Take a set-up into use and keep it for the chains that will begin there."""
         self._first = self.make(start)
 
-    def restore(self, made_from):
-        """Take into use what was made from these, if it isn't: for a chain that was restored."""
-        if self.made_from is None or not _equal(made_from, self.made_from):
-            start, scale, highest, given = made_from
-            with self._gradient.density.at(given):
-                self.make(start, scale, highest)
-        self.made_from = made_from  # the very same: the next draw needs no comparison
+    def restore(self, request: SetupRequest) -> None:
+        """Take into use what was made for this request, if it isn't: for a chain that was restored."""
+        if request != self.request:
+            with self._gradient.density.at(request.conditioned_on):
+                self.make(request.start, request.metric, request.max_order)
+        self.request = request  # the very same object: the next draw compares no arrays
 
-    def forget(self):
+    def forget(self) -> None:
         """Let the next chain ask for its set-up: the data may have changed."""
-        self.made_from = None
+        self.request = None
 
-    def start(self, rng):
+    def start(self, rng: np.random.Generator) -> Array:
         """Draw a start that is wider spread than the posterior, so that R-hat can tell."""
         for scale in (2.0, 1.0, 0.5, 0.0):
-            position = near(self.current.centre, rng, scale * self._temperature**0.5)
+            position = self.fit.draw(rng, scale * self._temperature**0.5)
             position = position.astype(self._gradient.density.dtype)
             if self.is_finite_at(position):
                 break
         return position
 
-    def is_finite_at(self, position) -> bool:
+    def is_finite_at(self, position: Array) -> bool:
         """Whether density and gradient are finite here, on some rows."""
         minibatch = self._gradient.order.probe(np.random.default_rng(0))
         with np.errstate(all="ignore"):
             logp, grad = self._gradient(position, minibatch)
         return bool(np.isfinite(logp) and np.isfinite(grad).all())
 
-    def distance(self, position) -> float:
-        """How far a position is from the centre, in its own standard deviations, at most."""
-        return np.abs(self._in_sds(position)).max()
+    def distance(self, position: Array) -> float:
+        """Largest distance of a position from the mean of the fit, in standard deviations."""
+        return float(np.abs(self._in_sds(position)).max())
 
-    def radius(self, position) -> float:
-        """How far a position is from the centre in all directions together."""
+    def radius(self, position: Array) -> float:
+        """Distance of a position from the mean of the fit in all directions together."""
         return float(np.linalg.norm(self._in_sds(position)))
 
-    def _in_sds(self, position):
-        shift = position - self.current.centre.position
-        scale = self.current.centre.factor
-        if scale.ndim != 2:
-            return Coordinates(scale).from_theta(shift)
-        return solve_triangular(scale, shift, lower=True, check_finite=False)
-
-
-def _equal(made_from, other) -> bool:
-    """Whether two set-ups begin at equal points, with equal scales and other unknowns."""
-    (start, scale, highest, given), (start_2, scale_2, highest_2, given_2) = made_from, other
-    return (
-        np.array_equal(start, start_2)
-        and highest == highest_2
-        and (scale is None) == (scale_2 is None)
-        and (scale is None or np.array_equal(scale, scale_2))
-        and all(map(np.array_equal, given, given_2))
-    )
+    def _in_sds(self, position: Array) -> Array:
+        return self.fit.metric.from_theta(position - self.fit.mean)

@@ -8,21 +8,41 @@ takes one and returns it anew. No formula of a sampler.
 
 import math
 
+from dataclasses import replace
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from pymc_sghmc.exceptions import NonFinite
-from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
+from pymc_sghmc.gradients.metric import Array, Identity, Metric, preconditioner_metric
 from pymc_sghmc.gradients.target import Target
-from pymc_sghmc.tuning.budget import ChainTuning, score
+from pymc_sghmc.tuning.budget import score
+from pymc_sghmc.tuning.chain_tuning import ByHand, ChainTuning, Tuning, is_power_of_two
 from pymc_sghmc.tuning.noise_around import known_of_effects
 from pymc_sghmc.tuning.options import options
 from pymc_sghmc.tuning.setups import Setups
 
-__all__ = ["Tuner"]
+__all__ = ["Learnt", "Start", "Tuner"]
 
 FAR = 1.5  # sds in some direction by which the mean of the draws may leave the centre
 LOST = 1000.0  # sds in some direction at which a chain can't be meant to be
+FIRST_CHOICE = 8  # tuning draws after which settings are chosen anew, then after 16, 32, ...
+FIRST_MOVE = 32  # from which on the fit may move, too
 MAX_DIVERGENCES = 20  # while tuning, each with a quarter of the learning rate before it
+
+
+class Start(NamedTuple):
+    """How a draw begins."""
+
+    tuning: Tuning
+    position: Array  # (d,)
+
+
+class Learnt(NamedTuple):
+    """What a tuning draw leaves."""
+
+    tuning: ChainTuning
+    state: Any  # that of the draw; None where the metric is new
 
 
 class Tuner:
@@ -74,29 +94,28 @@ class Tuner:
             gradient,
             expansions,
             preconditioner=preconditioner,
-            centre=centre,
+            reference_point=centre,
             temperature=settings.temperature,
         )
-        coordinates = Coordinates()
+        metric: Metric = Identity(gradient.density.d)
         if isinstance(preconditioner, np.ndarray):
-            factor = preconditioner_factor(preconditioner, gradient.density.d)
-            coordinates = Coordinates(factor.astype(gradient.density.dtype))
-        self._target = Target(gradient, coordinates)
+            metric = preconditioner_metric(preconditioner, metric.size)
+        self._target = Target(gradient, metric.astype(gradient.density.dtype))
 
     @property
     def setup(self):
         """Centre, coordinates and noise in use, or None."""
         return self.setups.current
 
-    def target(self, tuning) -> Target:
+    def target(self, tuning: Tuning) -> Target:
         """Return what ``update`` is given for a gradient with these settings."""
-        if tuning is not None and tuning.rows != self.gradient.data.rows:
+        if tuning.rows != self.gradient.data.rows:
             self.gradient.data.resize(tuning.rows)
         setup = self.setups.current
-        coordinates = self._target.coordinates if setup is None else setup.coordinates
-        gradient = self.gradients[0 if tuning is None else tuning.order]
-        if self._target.gradient is not gradient or self._target.coordinates is not coordinates:
-            self._target = Target(gradient, coordinates)
+        metric = self._target.coordinates if setup is None else setup.metric
+        gradient = self.gradients[tuning.order]
+        if self._target.gradient is not gradient or self._target.coordinates is not metric:
+            self._target = Target(gradient, metric)
         return self._target
 
     def begin_chain(self):
@@ -106,42 +125,52 @@ class Tuner:
 
     def prepare(self) -> ChainTuning:
         """Set up for chains from the initial point, and return their first settings."""
-        points = self.initial, self.setups.given_centre
+        points = self.initial, self.setups.reference_point
         for rewrite in self.gradient.density.rewrites:
             points = rewrite.choose(self.gradient, *points)
-        self.initial, self.setups.given_centre = points
+        self.initial, self.setups.reference_point = points
         self.setups.make_first(self.initial)
         return self._first_settings()
 
-    def begin_draw(self, tuning, position, rng) -> tuple:
+    def begin_draw(self, tuning: Tuning | None, position: Array, rng: np.random.Generator) -> Start:
         """Set up at a chain's first draw, or for a restored chain; return where the draw begins."""
         if not self.needs_setup:
-            return tuning, position
+            return Start(ByHand(), position)
         if tuning is None:
             self.setups.make(position)
             tuning = self._first_settings()
             # far from the centre control variates are noisier than any given learning rate allows
             if self.settings.learning_rate is None or tuning.order:
                 position = self.setups.start(rng)
-        elif tuning.setup_from is not self.setups.made_from:
-            self.setups.restore(tuning.setup_from)
+        else:
+            self.setups.restore(tuning.request)
         self.setups.follow(position)
         if self.gradient.density.likelihood_needs_others and tuning.order:
             self.gradients[tuning.order].move_anchor()
-        return tuning, position
+        return Start(tuning, position)
 
     def _first_settings(self) -> ChainTuning:
         """Choose by the noise around the centre, and the gradient that mixes faster."""
         data = self.gradient.data if self.finds_rows else None
         if data is not None:
             data.resize(None)  # with so many rows the noise was measured
-        found = options(self.setup, self.setups.made_from, self.may_change, data)
-        return max(map(self._chosen, found), key=score)
+        tunings = options(self.setup, self.setups.request, self.may_change, data)
+        return max(map(self._chosen, tunings), key=score)
 
-    def _chosen(self, tuning) -> ChainTuning:
+    def _chosen(self, tuning: ChainTuning) -> ChainTuning:
         return self.settings.chosen(tuning, self.setup)
 
-    def measured(self, tuning, target, state, *, temperature, n_tuned, mean, rng) -> tuple:
+    def measured(
+        self,
+        tuning: ChainTuning,
+        target: Target,
+        state: Any,
+        *,
+        temperature: float,
+        n_tuned: int,
+        mean: Array,
+        rng: np.random.Generator,
+    ) -> Learnt:
         """Learn from a tuning draw; new settings after 8, 16, 32, … of them.
 
         Parameters
@@ -161,95 +190,105 @@ class Tuner:
 
         Returns
         -------
-        tuning : ChainTuning
-        state : NamedTuple or None
-            None where the coordinates are new.
+        Learnt
         """
         if not self.gradient.is_exact and tuning.order < 2:  # of second order it is known exactly
             first = self.gradients[1] if tuning.order else None
-            known = known_of_effects(first, self.setup.noise.first_order)
-            tuning = tuning.with_noise(target.noise_covariance(state.position, rng), known)
+            from_all_rows = known_of_effects(first, self.setup.noise.first_order)
+            noise = target.noise_covariance(state.position, rng)
+            tuning = tuning.with_noise(noise, from_all_rows)
         relative = temperature / (self.settings.temperature or 1.0)
-        tuning = tuning.with_temperature(relative, self.settings.target_bias, self.setup.stiffness)
-        if n_tuned < 8 or n_tuned & (n_tuned - 1):
-            return tuning, state
-        if n_tuned >= 32 and self._has_moved(tuning, mean):
+        tuning = tuning.with_temperature(
+            relative, self.settings.target_bias, self.setup.curvature.largest
+        )
+        if n_tuned < FIRST_CHOICE or not is_power_of_two(n_tuned):
+            return Learnt(tuning, state)
+        if n_tuned >= FIRST_MOVE and self._has_moved(tuning, mean):
             start = mean.astype(self.gradient.density.dtype)
-            if self.setups.move(start, tuning.setup_from[2]):
+            if self.setups.move(start, tuning.request.max_order):
                 new = self._first_settings()
-                return new._replace(n_divergences=tuning.n_divergences), None
-        return self.revised(tuning, state.position, rng), state
+                return Learnt(replace(new, n_divergences=tuning.n_divergences), None)
+        return Learnt(self.revised(tuning, state.position, rng), state)
 
-    def revised(self, tuning, position, rng) -> ChainTuning:
+    def revised(
+        self, tuning: ChainTuning, position: Array, rng: np.random.Generator
+    ) -> ChainTuning:
         """Choose settings anew by what is known of the noise, and the gradient if one is better."""
         noise = tuning.noise
         if tuning.order == 1:  # the larger of two estimates is safe, but biased: not for β̂
             noise = np.maximum(noise, self.setup.noise.first_order)
-        tuning = self._chosen(tuning._replace(noise=noise))._replace(noise=tuning.noise)
+        # what was measured stays apart from what is safe to choose by
+        tuning = replace(self._chosen(replace(tuning, noise=noise)), noise=tuning.noise)
         may_change = self.may_change and self.setup.noise.first_order is not None
         return self._reconsidered(tuning, position, rng) if may_change else tuning
 
-    def _reconsidered(self, tuning, position, rng) -> ChainTuning:
+    def _reconsidered(
+        self, tuning: ChainTuning, position: Array, rng: np.random.Generator
+    ) -> ChainTuning:
         """Change to the other gradient where that is clearly better here, far from the centre, say."""
         other = 1 - tuning.order
-        target = Target(self.gradients[other], self.setup.coordinates)
+        target = Target(self.gradients[other], self.setup.metric)
         noise = np.mean([target.noise_covariance(position, rng) for _ in range(4)], axis=0)
         if other:  # control variates have no noise at their centre: it tells nothing here
             noise = np.maximum(noise, self.setup.noise.first_order)
         if not np.isfinite(noise).all():
             return tuning
-        changed = self._chosen(tuning._replace(order=other, noise=noise, n_measured=4))
+        changed = self._chosen(replace(tuning, order=other, noise=noise, n_measured=4))
         return changed if score(changed) > 1.5 * score(tuning) else tuning
 
-    def slower(self, tuning) -> ChainTuning | None:
+    def slower(self, tuning: Tuning) -> ChainTuning | None:
         """Let a chain that diverged go on with a quarter of the learning rate; None at the end."""
-        is_free = tuning is not None and self.settings.learning_rate is None
-        if not is_free or tuning.n_divergences >= MAX_DIVERGENCES:
+        if isinstance(tuning, ByHand) or self.settings.learning_rate is not None:
             return None
-        slower = {"limit": tuning.limit / 4, "n_divergences": tuning.n_divergences + 1}
+        if tuning.n_divergences >= MAX_DIVERGENCES:
+            return None
+        limit = tuning.limit / 4
+        n_divergences = tuning.n_divergences + 1
         if tuning.order == 2:
             return self._of_first_order(tuning)
         if self.gradient.density.given_types:
             try:  # the other unknowns may have moved the mode
-                self.setups.make(self.initial, highest=tuning.setup_from[2])
+                self.setups.make(self.initial, max_order=tuning.request.max_order)
             except NonFinite:
                 return None
             tuning = self._first_settings()
-        return self._chosen(tuning._replace(**slower))
+        return self._chosen(replace(tuning, limit=limit, n_divergences=n_divergences))
 
-    def _of_first_order(self, tuning) -> ChainTuning | None:
+    def _of_first_order(self, tuning: ChainTuning) -> ChainTuning | None:
         """Give up second-order control variates, for a chain that they sent off."""
-        start, scale, _, given = tuning.setup_from
+        request = tuning.request
         try:
-            with self.gradient.density.at(given):
-                self.setups.make(start, scale, highest=1)
+            with self.gradient.density.at(request.conditioned_on):
+                self.setups.make(request.start, request.metric, max_order=1)
         except NonFinite:
             return None
         new = self._first_settings()
-        return new._replace(n_divergences=tuning.n_divergences + 1)
+        return replace(new, n_divergences=tuning.n_divergences + 1)
 
-    def is_lost(self, tuning, state, theta) -> bool:
+    def is_lost(self, tuning: Tuning, state: Any, theta: Array) -> bool:
         """Whether a chain that is free to slow down has run away, long before it overflows."""
         if self.settings.learning_rate is not None:
             return False
         return self.is_far(tuning, state, theta) or not self.setups.distance(theta) < LOST
 
-    def is_far(self, tuning, state, theta) -> bool:
+    def is_far(self, tuning: Tuning, state: Any, theta: Array) -> bool:
         """Whether a chain is so far out that second-order control variates may send it off."""
-        if tuning is None or tuning.order < 2:
+        if tuning.order < 2:
             return False
         setup = self.setup
         T = self.settings.temperature
         limit = (4 * math.sqrt(theta.size) + 10) * math.sqrt(T)
-        if setup.phi is None:
+        if setup.mean_phi is None:
             return not self.setups.radius(theta) < limit
-        shift = state.position - setup.phi
+        shift = state.position - setup.mean_phi
         return not shift.dot(shift) < limit**2
 
-    def _has_moved(self, tuning, mean) -> bool:
+    def _has_moved(self, tuning: ChainTuning, mean: Array) -> bool:
         """Whether the mean of the draws has left the centre, or other unknowns their values."""
-        if self.setups.given_centre is not None or self.settings.learning_rate is not None:
+        if self.setups.reference_point is not None or self.settings.learning_rate is not None:
             return False  # the scale of a given learning rate must stay
-        if not all(map(np.array_equal, tuning.setup_from[-1], self.gradient.density.others)):
+        if not all(
+            map(np.array_equal, tuning.request.conditioned_on, self.gradient.density.others)
+        ):
             return True
         return bool(self.setups.distance(mean) > FAR)

@@ -6,8 +6,6 @@ other. Knows passes over the data, no settings.
 
 import numpy as np
 
-from pymc_sghmc.gradients.coordinates import Coordinates
-
 __all__ = ["walls"]
 
 FAR = 2.0  # sds
@@ -19,25 +17,25 @@ STEP = 1e-3  # sds, of differences
 SOME = 5000  # rows or groups, of each kind, that tell
 
 
-def walls(passes, centre) -> tuple:
+def walls(passes, fit) -> tuple:
     """Return the largest learning rate for what lies 2 sds out, and whether that is like a Gaussian's.
 
     Parameters
     ----------
     passes : Passes
-    centre : Centre
+    fit : GaussianFit
     """
-    coordinates = Coordinates(centre.factor)
-    d = centre.position.size
+    coordinates = fit.metric
+    d = fit.mean.size
     limit = np.inf
     is_near = True
     some = tuple(np.linspace(0, n - 1, min(n, SOME)).astype(int) for n in passes.data.n_rows)
-    top, slope = passes.log_density(centre.position, some)
+    top, slope = passes.log_density(fit.mean, some)
 
     def along(direction, x):
         """Log-density and force relative to the centre, where that of all is none."""
         shift = coordinates.to_theta(x * direction)
-        logp, grad = passes.log_density(centre.position + shift, some)
+        logp, grad = passes.log_density(fit.mean + shift, some)
         force = direction @ coordinates.pull_back(grad - slope)
         return logp - top - slope @ shift, float(force)
 

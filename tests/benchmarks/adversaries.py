@@ -77,7 +77,7 @@ def noise_of(step, chains):
     """What the first set-up found of second order, with the rows that chains had."""
     step.begin_chain(np.random.default_rng(0))
     tuning, setup = step.tuner.prepare(), step.tuner.setup
-    row = {"centre_is_mode": setup.centre.is_mode, "limit": setup.limit}
+    row = {"centre_is_mode": setup.fit.is_mode, "limit": setup.limit}
     if tuning.order == 2:
         V = float(tuning.noise.max())
         far = setup.far_noise * V / float(setup.noise.second_order.max() or 1.0)

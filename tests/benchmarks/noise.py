@@ -25,7 +25,6 @@ import report
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.control_variates import ControlVariates
-from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.expansion import noise_at
 
 N_POINTS = 4
@@ -39,16 +38,16 @@ def run(name):
         step = SGHMC(
             batch_size=BATCH, gradient="second_order", compile_kwargs={"mode": "FAST_COMPILE"}
         )
-    second, centre = step.tuner.gradients[2], step.tuner.setup.centre
+    second, centre = step.tuner.gradients[2], step.tuner.setup.fit
     row = {"N": second.data.n_rows[0], "d": second.density.d}
     if second.anchor is None:
         return row | {"failed": "second order is refused"}
-    around = Coordinates(centre.factor)
+    around = centre.metric
     z = np.random.default_rng(0).standard_normal((N_POINTS, row["d"]))
-    points = [centre.position + far * around.to_theta(x) for far in DISTANCES for x in z]
+    points = [centre.mean + far * around.to_theta(x) for far in DISTANCES for x in z]
     found = {"second": noise_at(second, points, around)}
     first = ControlVariates(step.tuner.gradient)
-    first.set_centre(centre.position, centre.factor)
+    first.set_centre(centre.mean, centre.metric)
     try:
         kept = second.anchor
         second.anchor = kept._replace(tables=levels(second, centre), order=first.anchor.order)
@@ -63,7 +62,7 @@ def run(name):
 
 def levels(second, centre):
     """Tables with which "second order" is first order: each row's c at the centre, without slopes."""
-    position = centre.position.astype(second.density.dtype)
+    position = centre.mean.astype(second.density.dtype)
     found = second.passes.tables(second.first, position)
     return [
         np.column_stack([np.zeros(len(x)), x[:, : q.m], np.zeros((len(x), q.size - 1 - q.m))])

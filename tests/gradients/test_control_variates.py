@@ -19,7 +19,7 @@ from targets import gradient_of, minibatch_of, on_rows
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.control_variates import ControlVariates
-from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.metric import Dense, Diagonal, Identity
 from pymc_sghmc.gradients.noise import noise_covariance
 from pymc_sghmc.rows import data as data_of_rows
 
@@ -83,7 +83,7 @@ def control_variates(model, batch_size=None, variables=None, centre=CENTRE, fact
     else:
         sizes = batch_size if not isinstance(batch_size, dict) else tuple(batch_size.items())
         cv = copy.deepcopy(compiled(model, sizes))
-    cv.set_centre(centre, factor)
+    cv.set_centre(centre, Dense(factor))
     return cv
 
 
@@ -108,7 +108,7 @@ def change_pools(cv, pools, counts):
 
 
 def noise_of(cv, rng):
-    return noise_covariance(cv, Coordinates(), THETA, rng, full=True)
+    return noise_covariance(cv, Identity(len(THETA)), THETA, rng, full=True)
 
 
 def law(cv, position):
@@ -148,12 +148,12 @@ def test_mean_over_all_minibatches_is_exact_at_every_position_and_centre(case):
     build, full, batch_size = CASES[case]
     target = exact(full)
     cv = control_variates(build, batch_size)
-    for centre, factor in [
-        (CENTRE, FACTOR),
-        (THETA, np.array([0.1, 2.0, 0.5])),
-        (np.array([5.0, -5.0, 2.0]), 0 * FACTOR),  # far away, and without a scale
+    for centre, metric in [
+        (CENTRE, Dense(FACTOR)),
+        (THETA, Diagonal(np.array([0.1, 2.0, 0.5]))),
+        (np.array([5.0, -5.0, 2.0]), Dense(0 * FACTOR)),  # far away, and without a scale
     ]:
-        cv.set_centre(centre, factor)
+        cv.set_centre(centre, metric)
         for theta in (THETA, -2 * THETA, centre):
             logp, grad, _ = law(cv, theta)
             expected = target(theta)
@@ -334,7 +334,7 @@ def test_noise_over_rows_has_the_exact_mean(case):
 
     def mean_over_signs(position):
         signs = itertools.product([-1.0, 1.0], repeat=n_rows)
-        found = [cv.noise_over_rows([position], Coordinates(L), Signs(s)) for s in signs]
+        found = [cv.noise_over_rows([position], Dense(L), Signs(s)) for s in signs]
         return np.mean(found, axis=0)
 
     exact = np.diag(L @ law(cv, THETA)[2] @ L) / n
@@ -404,7 +404,7 @@ def test_pass_in_chunks_equals_one_pass(large, monkeypatch):
         np.testing.assert_allclose(logp, expected[0], rtol=1e-12)
         np.testing.assert_allclose(grad, expected[1], rtol=1e-10)
         assert sorted(size for size in sizes if size > 1) == sorted(lengths)
-    cv.set_centre(CENTRE, FACTOR)
+    cv.set_centre(CENTRE, Dense(FACTOR))
     assert cv.order is not before
     for old, new in ((before.counts, cv.order.counts), (before.pools, cv.order.pools)):
         for one, two in zip(old, new, strict=True):
@@ -437,7 +437,7 @@ def test_passes_use_bounded_memory(monkeypatch):
         monkeypatch.setattr(data_of_rows, "CHUNK_BYTES", size)
         cv.data.reload()
         tracemalloc.start()
-        cv.set_centre(np.zeros(50), np.full(50, 0.1))
+        cv.set_centre(np.zeros(50), Diagonal(np.full(50, 0.1)))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     # The pool and leverages of all rows take 4 bytes each; gathered data are a chunk at a time.

@@ -11,7 +11,7 @@ import pytest
 from modes import FAST
 from targets import gradient_of, minibatch_of, on_rows
 
-from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
+from pymc_sghmc.gradients.metric import Identity, preconditioner_metric
 from pymc_sghmc.gradients.noise import noise_covariance
 from pymc_sghmc.gradients.target import Target
 
@@ -41,7 +41,7 @@ def two_groups():
 
 
 def noise_of(gradient, rng, full=False):
-    return noise_covariance(gradient, Coordinates(), THETA, rng, full)
+    return noise_covariance(gradient, Identity(len(THETA)), THETA, rng, full)
 
 
 def exact(model):
@@ -406,10 +406,10 @@ def test_preconditioned_gradient_is_the_chain_rule(dense):
     gradient = gradient_of(regression(), 4)
     A = np.random.default_rng(6).normal(size=(3, 3))
     M_inverse = A @ A.T + np.eye(3) if dense else np.array([0.5, 2.0, 3.0])
-    L = preconditioner_factor(M_inverse, 3)
-    matrix = L if dense else np.diag(L)
+    metric = preconditioner_metric(M_inverse, 3)
+    matrix = metric.matrix()
     np.testing.assert_allclose(matrix @ matrix.T, M_inverse if dense else np.diag(M_inverse))
-    scaled = Target(gradient, Coordinates(L))
+    scaled = Target(gradient, metric)
     minibatch = gradient.order.probe(np.random.default_rng(1))
     logp, grad = scaled(np.linalg.solve(matrix, THETA), minibatch)
     np.testing.assert_allclose(logp, gradient(THETA, minibatch)[0], rtol=1e-12)
@@ -428,7 +428,7 @@ def test_preconditioned_gradient_is_the_chain_rule(dense):
 )
 def test_preconditioner_that_is_no_covariance_is_refused(preconditioner, message):
     with pytest.raises(ValueError, match=message):
-        preconditioner_factor(preconditioner, 3)
+        preconditioner_metric(preconditioner, 3)
 
 
 def test_other_unknowns_are_copied_from_the_point():

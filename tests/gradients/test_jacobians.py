@@ -5,8 +5,8 @@ import pytest
 
 from scipy.sparse import issparse
 
-from pymc_sghmc.gradients.coordinates import Coordinates, low_rank
 from pymc_sghmc.gradients.jacobians import Full, sparse
+from pymc_sghmc.gradients.metric import Dense, Diagonal, Identity, LowRank
 
 SHAPES = [(), (3,), (70, 2), (2, 90), (100,)]
 D = 1 + 3 + 140 + 180 + 100
@@ -38,15 +38,15 @@ def both(J):
     return Full(zetas, CENTRE, SDS), sparse(SHAPES)(zetas, CENTRE, SDS)
 
 
-def factors():
+def metrics():
     rng = np.random.default_rng(6)
     U = np.linalg.qr(rng.standard_normal((D, 3)))[0].T
     matrix = np.tril(rng.standard_normal((D, D)))
     return {
-        "none": None,
-        "scales": SDS,
-        "low rank": low_rank(SDS, U, np.array([3, -0.5, 1])),
-        "L": matrix,
+        "none": Identity(D),
+        "scales": Diagonal(SDS),
+        "low rank": LowRank.of(SDS, U, np.array([3, -0.5, 1])),
+        "L": Dense(matrix),
     }
 
 
@@ -56,25 +56,18 @@ def test_few_derivatives_of_each_row_say_what_all_say(kind):
     full, few = both(J)
     c, C = rng.standard_normal((N, M)), rng.standard_normal((N, M, M))
     C, weights = C + C.swapaxes(1, 2), rng.uniform(0, 3, N)
-    coordinates = Coordinates(factors()[kind])
+    metric = metrics()[kind]
     np.testing.assert_allclose(full.J, J, atol=1e-9)
     np.testing.assert_allclose(few.total(c), full.total(c), atol=1e-9)
     hessian = few.hessian(C)
     assert issparse(hessian) and hessian.nnz < D**2 / 10
     np.testing.assert_allclose(hessian.toarray(), full.hessian(C), atol=1e-8)
     for of in (
-        lambda one: one.spread(coordinates),
-        lambda one: one.squares(c, coordinates, weights),
+        lambda one: one.spread(metric),
+        lambda one: one.squares(c, metric, weights),
     ):
         np.testing.assert_allclose(of(few), of(full), rtol=1e-7, atol=1e-8)
     assert few.is_right() and few.n_points < 30 < D < full.n_points
-
-
-def test_standard_deviations_are_those_of_the_coordinates():
-    for factor in factors().values():
-        coordinates = Coordinates(factor)
-        L = np.column_stack([coordinates.to_theta(one) for one in np.eye(D)])
-        np.testing.assert_allclose(coordinates.sds(D), np.sqrt(np.square(L).sum(axis=1)))
 
 
 @pytest.mark.parametrize("entry", [7, 200, 400])

@@ -16,7 +16,7 @@ from scipy.stats import multivariate_normal
 from pymc_sghmc import SGHMC, SGLD, recover_effects
 from pymc_sghmc.checks import unconstrained_point
 from pymc_sghmc.gradients.control_variates import ControlVariates
-from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.metric import Dense
 from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.hierarchy import effect_draws
 from pymc_sghmc.hierarchy.cluster_effects import named_effects
@@ -205,7 +205,7 @@ def test_gradient_is_that_of_the_integral(name):
     """Also three sds from the centre along each unknown, where the nodes must have followed."""
     _, _, gradient, position = marginal(MODELS[name])
     density, passes, d = gradient.density, gradient.passes, position.size
-    marginal_of(density).place_at(gradient, position, 0.2 * np.eye(d))
+    marginal_of(density).place_at(gradient, position, Dense(0.2 * np.eye(d)))
     marginal_of(density).use(21)
     for point in (position, *(position + sign * 0.6 * e for e in np.eye(d) for sign in (1, -1))):
         h = 1e-4 * np.eye(d)
@@ -221,7 +221,7 @@ def test_nodes_are_finite_wherever_they_are_placed():
     _, _, gradient, position = marginal(lkj)
     density, d = gradient.density, position.size
     for z in np.random.default_rng(0).standard_normal((20, d)):
-        marginal_of(density).place_at(gradient, position + 20 * z, np.eye(d))
+        marginal_of(density).place_at(gradient, position + 20 * z, Dense(np.eye(d)))
         assert np.isfinite(marginal_of(density).sites.table).all()
         assert np.isfinite(marginal_of(density).sites.slopes).all()
 
@@ -238,7 +238,7 @@ def test_modes_that_nodes_do_not_reach_are_told():
     for build in (bent, logistic):
         model, unknowns, gradient, position = marginal(build)
         marginal_of(gradient.density).use(31)
-        centre = SimpleNamespace(position=position, factor=0.1 * np.eye(2))
+        centre = SimpleNamespace(mean=position, metric=Dense(0.1 * np.eye(2)))
         told = missed(marginal_of(gradient.density), gradient, centre, some)
         if build is logistic:
             assert told == 0
@@ -286,7 +286,7 @@ def test_nodes_are_placed_where_the_centre_stays():
     assert integrated.error < 0.5
     integrated.use(61)
     expected = reference_with_nodes(integrated, gradient, found, None)
-    moved = Coordinates(expected.fit.factor).from_theta(found - expected.position)
+    moved = expected.fit.metric.from_theta(found - expected.position)
     assert expected.stays and np.abs(moved).max() < 0.3
 
 
@@ -310,10 +310,10 @@ def test_nodes_that_follow_need_be_few():
     far = position + 2.0 * (np.arange(d) == unknowns.places["b"].start)  # it moves all effects
     marginal_of(density).place_at(gradient, far)  # where a normal law needs one node
     expected, errors = gradient.passes.likelihood(far)[0], {}
-    for factor in (None, 0.2 * np.eye(d)):
-        marginal_of(density).place_at(gradient, position, factor)
+    for metric in (None, Dense(0.2 * np.eye(d))):
+        marginal_of(density).place_at(gradient, position, metric)
         marginal_of(density).use(5)
-        errors[factor is None] = abs(gradient.passes.likelihood(far)[0] - expected)
+        errors[metric is None] = abs(gradient.passes.likelihood(far)[0] - expected)
     assert errors[False] < 1e-8 < 1e-6 < errors[True], errors
 
 
@@ -333,14 +333,14 @@ def test_minibatches_of_groups_have_the_exact_mean(name):
     """Plain, first and second order; and the noise of the latter is known."""
     _, _, gradient, position = marginal(MODELS[name])
     density, data, d = gradient.density, gradient.data, position.size
-    factor = 0.1 * np.eye(d)
-    marginal_of(density).place_at(gradient, position, factor)
+    metric = Dense(0.1 * np.eye(d))
+    marginal_of(density).place_at(gradient, position, metric)
     marginal_of(density).use(15)
     point = position + 0.1 * np.arange(d) / d
     expected = gradient.passes.log_density(point)
     first, second = ControlVariates(gradient), second_order(gradient)
-    first.set_centre(position, factor)
-    second.set_centre(position, factor)
+    first.set_centre(position, metric)
+    second.set_centre(position, metric)
     for one in (gradient, first, second):
         minibatches = [Minibatch((np.array([i]),), data.resident) for i in range(10)]
         found = [one(point, minibatch) for minibatch in minibatches]
@@ -354,7 +354,7 @@ def test_minibatches_of_groups_have_the_exact_mean(name):
     slopes = np.subtract(ends[::2], ends[1::2]) / 2e-4
     assert slopes == pytest.approx(second(point, minibatches[0])[1], rel=1e-3, abs=1e-3)
     deviations = (forces - expected[1]) * 0.1
-    [[V]] = second.noise_at([point], Coordinates(factor))
+    [[V]] = second.noise_at([point], metric)
     assert pytest.approx(p @ np.square(deviations), rel=0.02) == V
 
 
@@ -363,9 +363,10 @@ def test_noise_far_out_is_that_of_the_worst_unknown():
     _, _, gradient, position = marginal(MODELS["poisson"])
     density, data, d = gradient.density, gradient.data, position.size
     factor = np.array([[0.1, 0.0], [0.06, 0.08]])
-    marginal_of(density).place_at(gradient, position, factor)
-    second, coordinates, found = second_order(gradient), Coordinates(factor), []
-    second.set_centre(position, factor)
+    metric = Dense(factor)
+    marginal_of(density).place_at(gradient, position, metric)
+    second, found = second_order(gradient), []
+    second.set_centre(position, metric)
     minibatches = [Minibatch((np.array([i]),), data.resident) for i in range(10)]
     p = 1 / np.concatenate([second.order.weights(m.rows)[0] for m in minibatches])
     for one in np.eye(d):
@@ -375,10 +376,10 @@ def test_noise_far_out_is_that_of_the_worst_unknown():
             forces = [factor.T @ second(point, m)[1] for m in minibatches]
             V = p @ np.square(forces) - np.square(p @ forces)
             found.append(V @ np.square(along))
-    centre = SimpleNamespace(position=position, factor=factor)
+    centre = SimpleNamespace(mean=position, metric=metric)
     [n] = data.batch_sizes
     expected = pytest.approx(max(found) / n / 0.5, rel=0.02)
-    assert noise_at_edge(second, centre, coordinates) == expected
+    assert noise_at_edge(second, centre, metric) == expected
 
 
 @pytest.mark.parametrize("k", [4, 5])
@@ -395,7 +396,7 @@ def test_normal_effects_of_many_numbers_have_the_closed_form(k):
     model, _, gradient, position = marginal(slopes)
     density, passes = gradient.density, gradient.passes
     assert marginal_of(density).n_nodes == 3
-    marginal_of(density).place_at(gradient, position, 0.2 * np.eye(position.size))
+    marginal_of(density).place_at(gradient, position, Dense(0.2 * np.eye(position.size)))
     [chol] = model.replace_rvs_by_values([model["chol"]])
     factor = compile([model.value_vars[0]], chol, mode="FAST_COMPILE")
     for point in (position, position + 0.4):
@@ -771,7 +772,8 @@ def test_new_data_have_nodes_of_their_own():
         draws = xr.Dataset({"tau": (("chain", "draw"), np.ones((1, 2)))})
         recover_effects(SimpleNamespace(posterior=draws), step, progressbar=False)
         np.testing.assert_allclose(known.sites.table[:-1, 0], sums(1 - REAL))
-    assert step.chain.tuning.setup_from[-1] == ()  # a state holds nothing of a million groups
+    # a state holds nothing of a million groups
+    assert step.chain.tuning.request.conditioned_on == ()
 
 
 def test_nothing_is_left_of_the_data_before():
@@ -821,7 +823,7 @@ def test_effects_by_row_need_no_value_in_a_centre_and_memory_is_told(caplog, mon
         u = pm.Normal("u", 0, tau, shape=N)
         pm.Poisson("y", pm.math.exp(b + u[pm.Data("i", np.arange(N))]), observed=COUNTS)
         step = SGHMC(centre={"tau_log__": 0.0, "b": 0.5}, **options)
-        assert step.tuner.setup.centre.position == pytest.approx([0.5, 0.0])
+        assert step.tuner.setup.fit.mean == pytest.approx([0.5, 0.0])
         effects = named_effects(model, ["u"], model.initial_point())
         point = unconstrained_point(model, {"tau": 1.0, "b": 0.5}, effects)
         assert (point["b"], point["tau_log__"]) == (0.5, 0.0)
@@ -839,7 +841,7 @@ def test_minibatches_where_no_gaussian_is_near_are_warned_of(caplog):
             pm.Bernoulli("y", logit_p=b + u[pm.Data("i", np.arange(N))], observed=COIN)
             options = {"batch_size": batch_size, "compile_kwargs": {"mode": "FAST_COMPILE"}}
             step = SGHMC(marginalize=["u"], **options)
-            assert not step.tuner.setup.is_near
+            assert not step.tuner.setup.is_gaussian
         assert (batch_size is None) is (
             f"Leave batch_size out: each step takes all {N} rows" not in caplog.text
         )

@@ -4,6 +4,7 @@ import copy
 import itertools
 import logging
 
+from dataclasses import replace
 from functools import cache
 
 import arviz as az
@@ -21,13 +22,14 @@ from targets import gradient_of, minibatch_of, start_of
 from pymc_sghmc import SGHMC, SGLD, SGNHT, GammaGibbs
 from pymc_sghmc.gradients import second_order as module
 from pymc_sghmc.gradients.control_variates import ControlVariates
-from pymc_sghmc.gradients.coordinates import Coordinates
 from pymc_sghmc.gradients.expansion import fitted
+from pymc_sghmc.gradients.metric import Dense, Identity
 from pymc_sghmc.gradients.second_order import SecondOrder, second_order
 from pymc_sghmc.loaders import ArrayLoader
 from pymc_sghmc.rows.orders import ByLeverage
 from pymc_sghmc.tuning import setup
-from pymc_sghmc.tuning.budget import ChainTuning, inner_steps
+from pymc_sghmc.tuning.budget import inner_steps
+from pymc_sghmc.tuning.chain_tuning import ByHand, ChainTuning
 
 N = 40
 rng = np.random.default_rng(0)
@@ -126,15 +128,15 @@ def compiled_case(write):
 
 
 def built(write, batch_size=4):
-    """A gradient, a position near its centre, and a factor of about the posterior's covariance."""
+    """A gradient, a position near its centre, and a metric of about the posterior's width."""
     is_case = write in CASES and batch_size == CASES[write]
     found = copy.deepcopy(compiled_case(write)) if is_case else compiled(write, batch_size)
     d, dtype = found.density.d, found.density.dtype
     own = np.random.default_rng(1)
     centre = (0.1 * own.standard_normal(d)).astype(dtype)
-    factor = np.tril(0.1 * own.standard_normal((d, d))) + 0.2 * np.eye(d)
-    found.set_centre(centre, factor)
-    return found, (centre + 0.5 * own.standard_normal(d)).astype(dtype), factor
+    metric = Dense(np.tril(0.1 * own.standard_normal((d, d))) + 0.2 * np.eye(d))
+    found.set_centre(centre, metric)
+    return found, (centre + 0.5 * own.standard_normal(d)).astype(dtype), metric
 
 
 def both(gradient, position, numbers):
@@ -168,13 +170,13 @@ def law(gradient, position):
 
 @pytest.mark.parametrize("write", CASES, ids=lambda write: write.__name__)
 def test_mean_over_all_minibatches_is_exact_and_the_noise_is_known(write):
-    gradient, position, factor = built(write, CASES[write])
+    gradient, position, metric = built(write, CASES[write])
     for there in (position, gradient.anchor.centre):
         mean, covariance = law(gradient, there)
         logp, grad = gradient.passes.log_density(there)
         np.testing.assert_allclose(mean, [logp, *grad], rtol=1e-10, atol=1e-10)
-        [by_group] = gradient.noise_at([there], Coordinates(factor))
-        expected = np.diag(factor.T @ covariance[1:, 1:] @ factor)
+        [by_group] = gradient.noise_at([there], metric)
+        expected = np.diag(metric.factor.T @ covariance[1:, 1:] @ metric.factor)
         np.testing.assert_allclose(sum(by_group), expected, rtol=1e-9, atol=1e-12)
         if there is not position:
             assert np.abs(covariance).max() < 1e-18  # no noise at the centre
@@ -193,7 +195,7 @@ def of_one_group_each():
 
 
 def test_few_derivatives_of_each_row_give_the_same_gradient(monkeypatch):
-    full, position, factor = built(of_one_group_each)
+    full, position, metric = built(of_one_group_each)
     monkeypatch.setattr(module, "MOST_UNKNOWNS", 0)
     few, _, _ = built(of_one_group_each)
     assert len(full.anchor.hessian) == 1 and len(few.anchor.hessian) == 3
@@ -201,7 +203,7 @@ def test_few_derivatives_of_each_row_give_the_same_gradient(monkeypatch):
     rows = np.arange(0, N, 3)
     for there in (position, full.anchor.centre):
         np.testing.assert_allclose(both(few, there, [rows]), both(full, there, [rows]), rtol=1e-9)
-        [few_noise], [full_noise] = (g.noise_at([there], Coordinates(factor)) for g in (few, full))
+        [few_noise], [full_noise] = (g.noise_at([there], metric) for g in (few, full))
         np.testing.assert_allclose(few_noise, full_noise, rtol=1e-7, atol=1e-10)
     mean, _ = law(few, position)
     logp, grad = few.passes.log_density(position)
@@ -275,14 +277,14 @@ def test_far_less_noise_than_of_first_order():
     second, first = second_order(plain), ControlVariates(plain)
     noise = []
     for gradient in (first, second):
-        gradient.set_centre(centre, factor)
+        gradient.set_centre(centre, Dense(factor))
         _, grads = zip(
             *[gradient(position, gradient.order.probe(own)) for _ in range(400)], strict=True
         )
         noise.append(np.var(grads, axis=0).sum())
     # each sum of five variances of 400 draws is known within some 10 %
     assert noise[1] < noise[0] / 100
-    exact = sum(second.noise_at([position], Coordinates())[0][0]) / 100
+    exact = sum(second.noise_at([position], Identity(5))[0][0]) / 100
     assert abs(noise[1] / exact - 1) < 0.4
 
 
@@ -301,15 +303,15 @@ def test_slopes_are_symmetric_least_squares():
 
 def test_a_cut_that_is_not_the_model_is_seen_and_not_used(caplog, monkeypatch):
     for write, size in CASES.items():
-        gradient, _, factor = built(write, size)
+        gradient, _, metric = built(write, size)
         centre = gradient.anchor.centre.astype(float)
-        assert gradient.is_right(centre, factor)
+        assert gradient.is_right(centre, metric)
         first, m = gradient.first, gradient.quadratics[0].m
         gradient.first = lambda *args, f=first, m=m: [
             1.01 * part[:, : 1 + 2 * m] for part in f(*args)
         ]
-        assert not gradient.is_right(centre, factor)
-    monkeypatch.setattr(SecondOrder, "is_right", lambda self, centre, factor: False)
+        assert not gradient.is_right(centre, metric)
+    monkeypatch.setattr(SecondOrder, "is_right", lambda self, centre, metric: False)
     with pm.Model(), caplog.at_level(logging.WARNING, logger="pymc.sghmc"):
         logistic()
         step = SGHMC(batch_size=4, gradient="second_order", compile_kwargs=FAST)
@@ -409,7 +411,7 @@ def test_chain_that_is_lost_while_tuning_goes_on_with_first_order_and_says_so():
     point, [statistics] = step.step(start_of(step))
     assert statistics["gradient_order"] == 2 and step.chain.tuning.order == 2
     step.chain.state = step.chain.state._replace(position=np.full(3, 1e3))
-    point = step.unknowns.unravel(step.tuner.setup.coordinates.to_theta(np.full(3, 1e3)), point)
+    point = step.unknowns.unravel(step.tuner.setup.metric.to_theta(np.full(3, 1e3)), point)
     point, [statistics] = step.step(point)
     assert statistics["diverging"] and "first order" in statistics["warning"].message
     point, [statistics] = step.step(point)
@@ -433,9 +435,9 @@ def test_chain_that_goes_far_after_tuning_is_told_once():
     step.stop_tuning()
     texts = []
     for shift in (0.0, 20.0, 20.0):
-        phi = step.tuner.setup.phi + shift
+        phi = step.tuner.setup.mean_phi + shift
         step.chain.state = step.chain.state._replace(position=phi)
-        point = step.unknowns.unravel(step.tuner.setup.coordinates.to_theta(phi), point)
+        point = step.unknowns.unravel(step.tuner.setup.metric.to_theta(phi), point)
         point, [statistics] = step.step(point)
         texts.append(getattr(statistics["warning"], "message", ""))
     assert ["went so far" in text for text in texts] == [False, True, False]
@@ -632,9 +634,9 @@ def test_a_draw_has_as_many_steps_as_make_it_independent():
     ("rate", "n"), [(0.999, 3), (1.0, 10), (0.64, 4), (0.39, 9), (0.01, 10), (-np.inf, 10)]
 )
 def test_number_of_steps_is_within_its_limits(rate, n):
-    tuning = ChainTuning(2, np.zeros(1), [], rate=rate)
+    tuning = ChainTuning(order=2, noise=np.zeros(1), rate=rate)
     assert inner_steps(tuning) == n
-    assert inner_steps(tuning._replace(order=1)) == inner_steps(None) == 10
+    assert inner_steps(replace(tuning, order=1)) == inner_steps(ByHand()) == 10
 
 
 def test_rows_come_up_as_often_as_their_leverage_says():

@@ -4,6 +4,7 @@ import importlib.util
 import pickle
 
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from targets import gradient_of, start_of
 
 from pymc_sghmc import SGHMC, SGLD, SGNHT, schedules
 from pymc_sghmc.gradients.control_variates import ControlVariates
-from pymc_sghmc.gradients.coordinates import Coordinates, preconditioner_factor
+from pymc_sghmc.gradients.metric import Diagonal, Identity, preconditioner_metric
 from pymc_sghmc.gradients.noise import noise_covariance
 from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.loops import inner_loops
@@ -60,13 +61,13 @@ def gradient_by(model, kind, mode):
         return gradient
     control_variates = ControlVariates(gradient)
     centre = np.array([0.9, -0.4, 0.1], gradient.density.dtype)
-    control_variates.set_centre(centre, 0.2 * np.ones(3))
+    control_variates.set_centre(centre, Diagonal(0.2 * np.ones(3)))
     return control_variates
 
 
-def target_of(gradient, factor=None, centre=(0.0, 0.0, 0.0)):
+def target_of(gradient, metric=None, centre=(0.0, 0.0, 0.0)):
     """Target at the beginning of a draw of a new chain."""
-    target = Target(gradient, Coordinates(factor))
+    target = Target(gradient, Identity(3) if metric is None else metric)
     target.begin_draw(SimpleNamespace(place=None), np.array(centre))
     return target
 
@@ -99,15 +100,16 @@ def settings_of(sampler, noise_estimate=0.02):
 
 def assert_is_update(sampler, model, kind, preconditioner, mode, k, tolerance, **settings):
     gradient = gradient_by(model, kind, mode)
-    dtype, factor = gradient.density.dtype, PRECONDITIONERS[preconditioner]
-    if factor is not None:
-        factor = preconditioner_factor(0.05 * factor, 3).astype(dtype)
+    dtype, metric = gradient.density.dtype, Identity(3)
+    P = PRECONDITIONERS[preconditioner]
+    if P is not None:
+        metric = preconditioner_metric(0.05 * P, 3).astype(dtype)
     start = np.array([0.5, 0.0, -0.3], dtype)
     state = sampler.cls.init(start, 0.004, np.random.default_rng(1))
     settings = settings_of(sampler, **settings)
-    if factor is not None:
+    if P is not None:
         settings["learning_rate"] = 0.04
-    target, again = (target_of(gradient, factor, [0.8, -0.4, 0.1]) for _ in range(2))
+    target, again = (target_of(gradient, metric, [0.8, -0.4, 0.1]) for _ in range(2))
     loop = InnerLoop(sampler.update, state, target, settings, {"mode": mode})
     found = loop(state, k, np.random.default_rng(2), target, settings)
     expected, kinetic = by_hand(sampler.update, again, state, settings, 2, k)
@@ -273,7 +275,7 @@ def test_groups_of_rows_and_further_axes_are_fetched_by_numba(kind):
     state = sampler.cls.init(np.zeros(3), 1e-4, None)
     if kind == "control_variates":
         gradient = ControlVariates(gradient)
-        gradient.set_centre(np.full(3, 0.9), 0.1 * np.ones(3))
+        gradient.set_centre(np.full(3, 0.9), Diagonal(0.1 * np.ones(3)))
     loop = InnerLoop(sampler.update, state, target_of(gradient), settings, mode)
     found = loop(state, 50, np.random.default_rng(2), target_of(gradient), settings)
     expected, _ = by_hand(sampler.update, target_of(gradient), state, settings, 2, 50)
@@ -317,8 +319,8 @@ def test_containers_that_are_not_cut_are_seen_by_the_compiled_loop():
         mu = pm.Normal("mu", 0, 10)
         pm.Normal("y", mu + off, 1, observed=Y)
         pm.Normal("z", mu, 1, observed=pm.Data("zd", Z))  # used whole
-    for mode, replace in (("NUMBA", True), ("FAST_COMPILE", False)):
-        kwargs = {"model": model, "batch_size": {"y": 50}, "replace": replace}
+    for mode, with_replacement in (("NUMBA", True), ("FAST_COMPILE", False)):
+        kwargs = {"model": model, "batch_size": {"y": 50}, "replace": with_replacement}
         with model:
             pm.set_data({"off": 0.0, "zd": Z})
             step = SGHMC(**kwargs, compile_kwargs={"mode": mode})
@@ -415,7 +417,7 @@ def test_statistics_hold_all_inner_steps(model):
     gradient = many.tuner.gradient
     full = gradient.passes.log_density(np.zeros(3))[1]
     # At such a rate the position stays: mean squared norm |g|² + tr V over 50 minibatches
-    V = noise_covariance(gradient, Coordinates(), np.zeros(3), np.random.default_rng(1))
+    V = noise_covariance(gradient, Identity(3), np.zeros(3), np.random.default_rng(1))
     expected = full @ full + V.sum()
     assert abs(found["gradient_norm"] ** 2 / expected - 1) < 0.5
 
@@ -442,7 +444,7 @@ def test_each_kind_of_gradient_and_setting_has_its_own_loop(model):
     step.step(start_of(step))
     chain, loops = step.chain, set()
     for order in (0, 1):
-        target = step.tuner.target(chain.tuning._replace(order=order))
+        target = step.tuner.target(replace(chain.tuning, order=order))
         target.begin_draw(chain, chain.mean)
         for beta_hat in (0.0, np.zeros(3)):
             settings = {"learning_rate": 0.01, "friction": 0.1, "noise_estimate": beta_hat}

@@ -9,6 +9,7 @@ import pytest
 from targets import gradient_of, on_rows
 
 from pymc_sghmc.gradients.control_variates import ControlVariates
+from pymc_sghmc.gradients.metric import Diagonal
 from pymc_sghmc.loaders import ArrayLoader
 from pymc_sghmc.rows import sources, windows
 
@@ -56,7 +57,7 @@ def gradient_from(kind):
     gradient = gradient_of(model, BATCH, **DATA[kind])
     if kind == "by leverage":
         gradient = ControlVariates(gradient)
-        gradient.set_centre(np.array([0.9, -1.0]), 0.05 * np.ones(D))
+        gradient.set_centre(np.array([0.9, -1.0]), Diagonal(0.05 * np.ones(D)))
     return gradient
 
 

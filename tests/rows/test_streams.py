@@ -25,6 +25,7 @@ from targets import GaussianMean, gradient_of, start_of
 
 from pymc_sghmc import SGHMC, SGLD, loaders
 from pymc_sghmc.gradients.control_variates import ControlVariates
+from pymc_sghmc.gradients.metric import Dense
 from pymc_sghmc.loaders import ArrayLoader, ParquetLoader
 from pymc_sghmc.rows import sources, windows
 from pymc_sghmc.rows.epochs import epoch_rows
@@ -176,7 +177,7 @@ def test_minibatches_of_an_epoch_add_up_to_the_full_gradient(rows, whole, kind):
     x, rng = np.array([0.3, -0.2, 1.0]), np.random.default_rng(1)
     exact = whole.passes.log_density(x)
     variates = ControlVariates(gradient)
-    variates.set_centre(np.array([0.9, -1.0, 0.4]), np.eye(D))
+    variates.set_centre(np.array([0.9, -1.0, 0.4]), Dense(np.eye(D)))
     for kind in (gradient, variates):
         parts = [kind(x, minibatch) for minibatch in minibatches(kind.order, rng, N // 100)]
         for exactly, part in zip(exact, zip(*parts, strict=True), strict=True):
@@ -188,7 +189,7 @@ def test_compiled_control_variates_equal_those_called(rows, kind):
     data = rows if kind == "memory" else Blocks(rows)
     gradient = gradient_over(rows, data, replace=False)
     variates = ControlVariates(gradient)
-    variates.set_centre(np.array([9.0, -10.0, 4.0]), np.eye(D))  # far off: the prior counts
+    variates.set_centre(np.array([9.0, -10.0, 4.0]), Dense(np.eye(D)))  # far off: the prior counts
     position = pt.vector("position")
     _, grad, drawn, fixed = variates.symbolic(position)
     function = compile([position, *drawn, *fixed], grad, on_unused_input="ignore", **FAST)

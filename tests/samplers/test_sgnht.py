@@ -12,7 +12,8 @@ from stationary import H, NoisyLinear, Script, V
 from thermostats import EULER_THERMOSTAT
 
 from pymc_sghmc.samplers import baoab, sghmc, sgnht
-from pymc_sghmc.tuning.budget import ChainTuning, choose, critical_friction
+from pymc_sghmc.tuning.budget import choose, critical_friction
+from pymc_sghmc.tuning.chain_tuning import ChainTuning
 from pymc_sghmc.tuning.law import Rule, at_rest, inflation, law, relaxation
 
 RULE = Rule(sgnht.update, sgnht.SGNHTState)
@@ -309,7 +310,7 @@ def test_settings_are_found_for_it():
 
 
 def tuning(noise):
-    return ChainTuning(0, np.array([noise]), [])
+    return ChainTuning(order=0, noise=np.array([noise]))
 
 
 def leimkuhler_and_shangs(state, gradient, learning_rate, rng, *, friction, temperature=1.0):

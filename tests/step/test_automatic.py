@@ -18,8 +18,9 @@ from modes import FAST, QUIET, C
 from targets import GaussianMean, linear_regression
 
 from pymc_sghmc import SGHMC, SGLD, schedules
+from pymc_sghmc.gradients.metric import Identity
 from pymc_sghmc.tuning import setups
-from pymc_sghmc.tuning.budget import MAX_LEARNING_RATE
+from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 
 SETTINGS = ("learning_rate", "friction", "gradient_noise", "control_variates")
 
@@ -196,17 +197,17 @@ def test_given_settings_are_never_changed(model, name):
     for stats, (key, value) in itertools.product((tuned, kept), expected.items()):
         np.testing.assert_array_equal(stats[key], np.full(len(stats[key]), value), key)
     if "learning_rate" in given and "preconditioner" not in given:
-        assert step.tuner.setup.coordinates.factor is None  # a rate has a unit
+        assert step.tuner.setup.metric == Identity(step.unknowns.d)  # a rate has a unit
     if "preconditioner" in given:
         P = given["preconditioner"]
-        factor = np.sqrt(P) if P.ndim == 1 else np.linalg.cholesky(P)
         target = step.tuner.target(step.chain.tuning)
-        np.testing.assert_array_equal(target.coordinates.factor, factor)
+        L = np.diag(np.sqrt(P)) if P.ndim == 1 else np.linalg.cholesky(P)
+        np.testing.assert_array_equal(target.coordinates.matrix(), L)
     if name == "all":
         assert not step.tuner.needs_setup and step.tuner.setup is None
     if "centre" in given:
         centre = [0.9, -0.9, np.log(0.75)]
-        np.testing.assert_allclose(step.tuner.setup.centre.position, centre, rtol=1e-14)
+        np.testing.assert_allclose(step.tuner.setup.fit.mean, centre, rtol=1e-14)
     if "integrator" in given:
         assert step.update.__module__ == "pymc_sghmc.samplers.sghmc"
     # Without the rest being given, the rest is found: no setting is NaN.
@@ -243,7 +244,7 @@ def test_chains_start_where_the_tuner_says(model, monkeypatch):
         started(step, seed).step(model.initial_point())
         [start] = starts
         expected = step.tuner.setups.start(np.random.default_rng(seed))
-        np.testing.assert_array_equal(start, step.tuner.setup.coordinates.from_theta(expected))
+        np.testing.assert_array_equal(start, step.tuner.setup.metric.from_theta(expected))
         starts.clear()
 
 
@@ -314,7 +315,7 @@ def test_restored_state_of_a_chain_whose_centre_has_moved():
     point = model.initial_point()
     step = started(SGHMC(model=model, compile_kwargs=FAST))
     _, _, there = run_chain(step, point, 130)
-    assert step.chain.tuning.setup_from[1] is not None  # the setup is not that of the optimiser
+    assert step.chain.tuning.request.metric is not None  # the setup is not that of the optimiser
     state = copy.deepcopy(step.sampling_state)
     expected, _, _ = run_chain(step, there, 10)
     fresh = SGHMC(model=model, compile_kwargs=FAST)
@@ -513,7 +514,7 @@ def test_temperature_zero_ends_at_the_mode(model, batch_size):
     step = started(SGHMC(batch_size=batch_size, temperature=0, model=model, compile_kwargs=FAST))
     _, _, point = run_chain(step, model.initial_point(), 150)
     dlogp = model.compile_dlogp()
-    L = step.tuner.setup.centre.factor
+    L = step.tuner.setup.fit.metric.factor
     assert np.linalg.norm(L.T @ dlogp(point)) < 0.05
 
 

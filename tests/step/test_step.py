@@ -20,7 +20,7 @@ from targets import GaussianMean, linear_regression
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_sghmc import QNHMC, SGHMC, schedules
-from pymc_sghmc.gradients.coordinates import Coordinates
+from pymc_sghmc.gradients.metric import Identity
 from pymc_sghmc.gradients.noise import noise_covariance
 from pymc_sghmc.models import independence
 from pymc_sghmc.samplers import sghmc
@@ -204,7 +204,7 @@ def test_noise_estimate_in_diag_needs_no_matrix(model):
         pm.Normal("y", pm.Normal("b", shape=d)[np.arange(50) % 7], 1, observed=np.zeros(50))
         step = PaperSGHMC(learning_rate=1e-4, batch_size=20, compile_kwargs=FAST)
     tracemalloc.start()
-    noise_covariance(step.tuner.gradient, Coordinates(), np.zeros(d), np.random.default_rng(0))
+    noise_covariance(step.tuner.gradient, Identity(d), np.zeros(d), np.random.default_rng(0))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < d * d  # bytes: an eighth of a matrix

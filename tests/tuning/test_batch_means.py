@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from pymc_sghmc.tuning.batch_means import N_BATCHES, BatchMeans
-from pymc_sghmc.tuning.budget import MOST_STRETCH, SLOW, WANTED, ChainTuning, inner_steps
+from pymc_sghmc.tuning.budget import inner_steps
+from pymc_sghmc.tuning.chain_tuning import (
+    MAX_AUTOCORRELATION_TIME,
+    MAX_MULTIPLIER,
+    WANTED_AUTOCORRELATION_TIME,
+    ChainTuning,
+)
 
 
 def autoregression(rho, n, d, rng):
@@ -66,20 +72,21 @@ def test_a_chain_that_drifts_shows_the_length_of_a_batch():
 
 def tuned(x, **kwargs):
     """Settings of a chain after these tuning draws."""
-    tuning = ChainTuning(1, np.ones(x.shape[1]), [], learning_rate=0.1, **kwargs)
+    tuning = ChainTuning(order=1, noise=np.ones(x.shape[1]), learning_rate=0.1, **kwargs)
     for n, row in enumerate(x, 1):
         tuning = tuning.with_position(row, n)
-    return tuning.stretched()
+    return tuning.with_longer_draws()
 
 
 def test_slow_chains_get_longer_draws_and_others_do_not():
     rng = np.random.default_rng(4)
     fast = tuned(autoregression(0.3, 1000, 200, rng))
-    assert fast.stretch == 1.0 and inner_steps(fast) == 10
+    assert fast.n_steps_multiplier == 1.0 and inner_steps(fast) == 10
     x = autoregression(0.3, 1000, 200, rng)
     x[:, 7] = autoregression(0.98, 1000, 1, rng)[:, 0]
     slow = tuned(x)
-    assert SLOW / WANTED < slow.stretch <= MOST_STRETCH
-    assert inner_steps(slow) == np.ceil(10 * slow.stretch) > 15
-    assert tuned(x, stretch=MOST_STRETCH).stretch == MOST_STRETCH
-    assert tuned(x[:100]).stretch == 1.0  # of few draws nothing is believed
+    least = MAX_AUTOCORRELATION_TIME / WANTED_AUTOCORRELATION_TIME
+    assert least < slow.n_steps_multiplier <= MAX_MULTIPLIER
+    assert inner_steps(slow) == np.ceil(10 * slow.n_steps_multiplier) > 15
+    assert tuned(x, n_steps_multiplier=MAX_MULTIPLIER).n_steps_multiplier == MAX_MULTIPLIER
+    assert tuned(x[:100]).n_steps_multiplier == 1.0  # of few draws nothing is believed

@@ -8,12 +8,14 @@ import pytest
 from modes import FAST, QUIET, C
 
 from pymc_sghmc import SGHMC
-from pymc_sghmc.gradients.coordinates import Coordinates, low_rank
+from pymc_sghmc.gradients.metric import Diagonal
+from pymc_sghmc.hierarchy import centring_weights
 from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.step.gradients import plain_gradient
-from pymc_sghmc.tuning import budget, centre, centring, noise_around, setup
+from pymc_sghmc.tuning import budget, centre, noise_around, setup
 from pymc_sghmc.tuning.curvature import CountedPasses, extreme_curvatures
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.low_rank import low_rank_mass
 
 SIGMA = 1.0
@@ -80,7 +82,9 @@ def test_learning_rate_is_limited_by_the_curvature_far_out():
         x = pm.Flat("x", shape=3)
         pm.Potential("energy", -(0.5 * x**2 + x**4).sum())
     gradient, _ = gradient_with_effects(model, None)
-    found = setup._far_limit(gradient.passes, centre.Centre(np.zeros(3), np.ones(3), 0), np.ones(3))
+    metric = Diagonal(np.ones(3))
+    fit = GaussianFit(mean=np.zeros(3), metric=metric, is_mode=True, passes=0.0)
+    found = setup._far_limit(gradient.passes, fit, metric)
     points = 1.5 * np.random.default_rng(0).standard_normal((16, 3))
     largest = (1 + 12 * points**2).max(axis=1)
     assert found == pytest.approx(1 / np.quantile(largest, 0.75), rel=0.01)
@@ -106,7 +110,7 @@ CASES = [(1000, "auto"), (20, "auto"), (20, "control_variates")]
 
 @pytest.mark.parametrize(("few", "kind"), CASES, ids=["matrix", "low rank", "first order"])
 def test_untouched_sampler_is_right_on_groups_whose_form_is_wrong_for_them(few, kind, monkeypatch):
-    for module in (centre, centring, setup, noise_around):
+    for module in (centre, centring_weights, setup, noise_around):
         monkeypatch.setattr(module, "MAX_DENSE", few)
     monkeypatch.setattr(budget, "MANY", few)
     with groups("non-centred") as model:
@@ -114,7 +118,7 @@ def test_untouched_sampler_is_right_on_groups_whose_form_is_wrong_for_them(few, 
             1000, tune=500, chains=4, cores=2, random_seed=3, **QUIET,
             step=(step := SGHMC(batch_size=200, gradient=kind, compile_kwargs=C)),
         )  # fmt: skip
-    assert step.tuner.setup.coordinates.ndim == (2 if few == 1000 else 3)
+    assert step.tuner.setup.metric.kind == ("dense" if few == 1000 else "low-rank")
     order = idata.sample_stats["gradient_order"].to_numpy()
     assert (order == (2 if kind == "auto" else 1)).all()
     # by quadrature over log τ: all else is Gaussian
@@ -154,31 +158,15 @@ def test_few_directions_tell_how_shared_unknowns_and_effects_depend_on_each_othe
         pm.Potential("energy", -0.5 * (x - mean) @ H @ (x - mean))
     gradient, start = gradient_with_effects(model, None)
     passes = CountedPasses(gradient.passes)
-    position, factor, is_near = low_rank_mass(passes, start, [slice(2, len(H))])
-    assert is_near
-    L = np.array([Coordinates(factor).to_theta(u) for u in np.eye(len(H))]).T
+    fit = low_rank_mass(passes, start, [slice(2, len(H))])
+    assert fit.is_mode
+    L = fit.metric.matrix()
     values = np.linalg.eigvalsh(L.T @ H @ L)
     assert 0.9 < values.min() and values.max() < 1.1
     # a diagonal alone leaves what the shared two mean to all
     alone = np.sqrt(np.diag(H))
     assert np.linalg.eigvalsh(H / np.outer(alone, alone)).min() < 0.5
-    assert np.linalg.norm(np.linalg.solve(L, position - mean), np.inf) < 0.1
-    slowest, stiffest = extreme_curvatures(gradient.passes, position, factor)
+    assert np.linalg.norm(np.linalg.solve(L, fit.mean - mean), np.inf) < 0.1
+    slowest, stiffest = extreme_curvatures(gradient.passes, fit.mean, fit.metric)
     assert slowest == pytest.approx(values.min(), rel=0.1)
     assert stiffest == pytest.approx(values.max(), rel=0.1)
-
-
-def test_low_rank_coordinates_are_those_of_their_matrix():
-    rng = np.random.default_rng(0)
-    d, k = 9, 3
-    U = np.linalg.qr(rng.standard_normal((d, k)))[0].T
-    scales, c = rng.uniform(0.5, 2, d), np.array([2.0, -0.4, 0.3])
-    coordinates = Coordinates(low_rank(scales, U, c))
-    L = np.diag(scales) @ (np.eye(d) + U.T @ np.diag(c) @ U)
-    x = rng.standard_normal(d)
-    np.testing.assert_allclose(coordinates.to_theta(x), L @ x)
-    np.testing.assert_allclose(coordinates.pull_back(x), L.T @ x)
-    np.testing.assert_allclose(coordinates.from_theta(L @ x), x)
-    shrunk = coordinates.shrunk(np.full(d, 0.5))
-    np.testing.assert_allclose(shrunk.to_theta(x), 0.5 * L @ x)
-    np.testing.assert_allclose(coordinates.to_theta(x), L @ x)  # itself it stays as it was

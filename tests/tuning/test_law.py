@@ -13,7 +13,8 @@ from stationary import stationary_covariance
 from thermostats import EULER_THERMOSTAT
 
 from pymc_sghmc.samplers import baoab, sghmc, sgld
-from pymc_sghmc.tuning.budget import ChainTuning, choose
+from pymc_sghmc.tuning.budget import choose
+from pymc_sghmc.tuning.chain_tuning import ChainTuning
 from pymc_sghmc.tuning.law import Rule, at_rest, inflation, law, relaxation
 
 RULES = {
@@ -156,7 +157,11 @@ def test_a_choice_holds_the_thermostat_at_the_mean_noise(noise, mean):
     share = 0.1
     settings = {"stiffness": 1.0, "slowness": 0.3, "budget": 0.05}
     chosen = choose(
-        EULER_THERMOSTAT, ChainTuning(0, noise, []), noise=3 * share, friction=0.3, **settings
+        EULER_THERMOSTAT,
+        ChainTuning(order=0, noise=noise),
+        noise=3 * share,
+        friction=0.3,
+        **settings,
     )
     (xi,) = at_rest(EULER_THERMOSTAT, chosen.learning_rate, 1.0, mean * share, friction=0.3)
     found = law(EULER_THERMOSTAT, chosen.learning_rate, 1.0, 3 * share, (xi,), friction=0.3)

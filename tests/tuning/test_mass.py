@@ -68,11 +68,11 @@ def test_gaussian_is_found_exactly():
     found = centre_of_mass(
         counted_of(potential(lambda x: 0.5 * (x - mean) @ H @ (x - mean), 5)), np.zeros(5)
     )
-    L = found.factor
-    assert found.is_near
+    L = found.metric.factor
+    assert found.is_mode
     np.testing.assert_allclose(L, np.tril(L))
     np.testing.assert_allclose(L.T @ H @ L, np.eye(5), atol=1e-5)
-    shift = found.position - mean
+    shift = found.mean - mean
     assert math.sqrt(shift @ H @ shift) < 1e-3
 
 
@@ -85,8 +85,10 @@ def test_ridge_is_found_though_single_unknowns_see_little_of_it():
     assert covariance[0, 0] * precision[0, 0] > 1 / FLAT / 3
     counted = counted_of(potential(lambda x: 0.5 * (x - centre) @ precision @ (x - centre), d))
     found = centre_of_mass(counted, np.zeros(d))
-    assert found.is_near
-    np.testing.assert_allclose(found.factor @ found.factor.T, covariance, rtol=1e-4, atol=1e-6)
+    assert found.is_mode
+    np.testing.assert_allclose(
+        found.metric.factor @ found.metric.factor.T, covariance, rtol=1e-4, atol=1e-6
+    )
 
 
 def test_skewed_density_has_the_mean_curvature_and_no_mean_gradient():
@@ -97,9 +99,9 @@ def test_skewed_density_has_the_mean_curvature_and_no_mean_gradient():
     found = centre_of_mass(counted_of(model), np.zeros(2))
     sd, z = a**-0.5, np.random.default_rng(0).standard_normal((mass.N_PAIRS, 2))
     mean = np.log(a) - np.log(np.cosh(sd * z).mean(axis=0))
-    assert found.is_near
-    assert (np.abs(found.position - mean) < NEAR * sd).all()
-    np.testing.assert_allclose(np.diag(found.factor), sd, rtol=0.1)
+    assert found.is_mode
+    assert (np.abs(found.mean - mean) < NEAR * sd).all()
+    np.testing.assert_allclose(np.diag(found.metric.factor), sd, rtol=0.1)
     assert np.abs(mean - np.log(a))[0] > 2 * NEAR * sd[0]  # the mode is elsewhere
 
 
@@ -114,7 +116,7 @@ def test_skewed_density_has_the_mean_curvature_and_no_mean_gradient():
 )
 def test_what_is_no_gaussian_is_not_taken_for_one(energy):
     found = centre_of_mass(counted_of(potential(energy, 10)), np.full(10, 0.1))
-    assert found is None or not found.is_near
+    assert found is None or not found.is_mode
 
 
 def test_nothing_finite_is_nothing_to_go_by():
@@ -128,9 +130,9 @@ def test_groups_have_their_centre_in_the_bulk(form):
     start = np.zeros(GROUPS + 2)
     found = centre_of_mass(counted, start)
     mean, sd = exact_log_tau()
-    assert found.is_near
-    assert abs(found.position[1] - mean) < 0.5 * sd  # the nearest Gaussian's mean isn't quite it
-    assert 0.6 < np.linalg.norm(found.factor[1]) / sd < 1.3
+    assert found.is_mode
+    assert abs(found.mean[1] - mean) < 0.5 * sd  # the nearest Gaussian's mean isn't quite it
+    assert 0.6 < np.linalg.norm(found.metric.factor[1]) / sd < 1.3
 
 
 def test_mean_of_a_subset_is_brought_to_that_of_all_rows(monkeypatch):
@@ -142,7 +144,7 @@ def test_mean_of_a_subset_is_brought_to_that_of_all_rows(monkeypatch):
     counted = counted_of(model, 100)
     found = centre_of_mass(counted, np.zeros(2))
     sd = np.array([0.5, 3.0]) / math.sqrt(4000)
-    assert (np.abs(found.position - y.mean(axis=0)) < NEAR * sd).all()
+    assert (np.abs(found.mean - y.mean(axis=0)) < NEAR * sd).all()
     parts = mass._shares(counted, 8, 2)
     rows = np.concatenate([share[0] for share in parts])
     assert len({len(share[0]) for share in parts}) <= 2
@@ -154,7 +156,7 @@ def test_a_search_without_a_mode_ends_at_the_centre_of_mass(monkeypatch):
     passes = gradient_of(hierarchy("centred"), None).passes
     found = find_centre(passes, np.zeros(GROUPS + 2))
     mean, sd = exact_log_tau()
-    assert found.is_mode and abs(found.position[1] - mean) < 0.5 * sd
+    assert found.is_mode and abs(found.mean[1] - mean) < 0.5 * sd
     # without it there is none
     monkeypatch.setattr(centre, "centre_of_mass", lambda counted, start: None)
     assert not find_centre(passes, np.zeros(GROUPS + 2)).is_mode

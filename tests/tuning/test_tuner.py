@@ -6,6 +6,8 @@ Data, orders, passes and gradients are the package's own; only `LogDensity` has 
 import copy
 import itertools
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -21,11 +23,13 @@ from pymc_sghmc.rows.epochs import Epochs
 from pymc_sghmc.samplers import baoab, sghmc, sgld
 from pymc_sghmc.schedules import Phase
 from pymc_sghmc.tuning import setups
-from pymc_sghmc.tuning.budget import MAX_LEARNING_RATE, ChainTuning, critical_friction, score
+from pymc_sghmc.tuning.budget import critical_friction, score
+from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE, ByHand, ChainTuning
 from pymc_sghmc.tuning.law import Rule
 from pymc_sghmc.tuning.noise_estimates import GivenNoise, TunedNoise
 from pymc_sghmc.tuning.settings import Settings
 from pymc_sghmc.tuning.setup import set_up
+from pymc_sghmc.tuning.setup_request import SetupRequest
 from pymc_sghmc.tuning.tuner import MAX_DIVERGENCES, Tuner
 
 N_ROWS, BATCH_SIZE, D = 400, 20, 2
@@ -132,9 +136,9 @@ def begun(tuner, seed=0, position=None):
 def measure(tuner, tuning, n, *, mean=None, temperature=1.0, position=None):
     """Learn from the draws 1 to ``n``; return tunings and states after each."""
     rng, out = np.random.default_rng(1), []
-    mean = tuner.setup.centre.position if mean is None else mean
+    mean = tuner.setup.fit.mean if mean is None else mean
     for n_tuned in range(1, n + 1):
-        phi = tuner.setup.coordinates.from_theta(mean if position is None else position)
+        phi = tuner.setup.metric.from_theta(mean if position is None else position)
         tuning, state = tuner.measured(
             tuning,
             tuner.target(tuning),
@@ -170,9 +174,9 @@ def test_setup_finds_centre_coordinates_and_the_noise_there():
     tuner.prepare()
     sd = curvature_of(arrays) ** -0.5
     setup = tuner.setup
-    assert np.abs((setup.centre.position - mode_of(arrays)) / sd).max() < 0.1
-    np.testing.assert_allclose(setup.coordinates.factor, np.diag(sd), atol=1e-6 * sd.max())
-    assert setup.centre.is_mode and setup.stiffness == setup.slowness == 1.0
+    assert np.abs((setup.fit.mean - mode_of(arrays)) / sd).max() < 0.1
+    np.testing.assert_allclose(setup.metric.factor, np.diag(sd), atol=1e-6 * sd.max())
+    assert setup.fit.is_mode and setup.curvature.largest == setup.curvature.smallest == 1.0
     # N²/n times the variance of a row's gradient, at draws from the Gaussian, in φ: of 20 probes
     # with nine degrees of freedom each four standard errors
     c, y = arrays
@@ -214,8 +218,8 @@ def test_nothing_is_set_up_where_all_is_given(made):
     position = np.array([5.0, 6.0])
     tuning, start = begun(tuner, position=position)
     assert not tuner.needs_setup and not tuner.is_tuned and not made
-    assert tuning is None and start is position and tuner.setup is None
-    np.testing.assert_array_equal(tuner.target(None).coordinates.factor, np.sqrt(P))
+    assert tuning == ByHand() and start is position and tuner.setup is None
+    np.testing.assert_array_equal(tuner.target(tuning).coordinates.scales, np.sqrt(P))
 
 
 GIVEN = [{"eta": 0.003}, {"alpha": 0.37}, {"eta": 0.003, "alpha": 0.37}]
@@ -268,7 +272,7 @@ def test_the_gradient_that_mixes_faster_is_chosen():
     for scatter, expected in ((3.0, True), (0.0, False)):
         tuner = tuner_of(rows(scatter))
         options = [
-            tuner.settings.chosen(ChainTuning(order, noise, []), tuner.setup)
+            tuner.settings.chosen(ChainTuning(order=order, noise=noise), tuner.setup)
             for order, noise in enumerate(tuner_setup_noise(tuner)[:2])
         ]
         chosen = tuner.prepare()
@@ -348,8 +352,8 @@ def moved_by(sds, n=32, **settings):
     """Tuner and last tuning and state, where the mean of the draws is some sds from the centre."""
     tuner = tuner_of(**settings)
     tuning, _ = begun(tuner)
-    centre = tuner.setup.centre
-    mean = centre.position + sds * centre.factor @ np.array([0.8, -0.6])
+    centre = tuner.setup.fit
+    mean = centre.mean + sds * centre.metric.factor @ np.array([0.8, -0.6])
     before = tuner.setup
     tuning, state = measure(tuner, tuning, n, mean=mean)[-1]
     return tuner, before, mean, tuning, state
@@ -359,13 +363,12 @@ def moved_by(sds, n=32, **settings):
 def test_a_mean_that_left_the_centre_becomes_the_centre_after_32_draws(temperature):
     tuner, before, mean, tuning, state = moved_by(5.0, temperature=temperature)
     setup = tuner.setup
-    np.testing.assert_array_equal(setup.centre.position, mean)
+    np.testing.assert_array_equal(setup.fit.mean, mean)
     assert setup is not before and state is None  # what was in the old coordinates is gone
-    start, scale, highest, given = tuning.setup_from
-    np.testing.assert_array_equal(start, mean)
-    assert scale is before.centre.factor and given == () and highest == 2
+    expected = SetupRequest(start=mean, metric=before.fit.metric, max_order=2, conditioned_on=())
+    assert tuning.request == expected
     np.testing.assert_array_equal(tuner.gradients[1].anchor.centre, mean)
-    assert not tuning.temperatures and tuning.limit == MAX_LEARNING_RATE  # begun anew
+    assert tuning.temperatures.n == 0 and tuning.limit == MAX_LEARNING_RATE  # begun anew
 
 
 @pytest.mark.parametrize(
@@ -388,10 +391,14 @@ def test_a_centre_where_nothing_is_finite_is_not_taken():
     tuning, _ = begun(tuner)
     before = tuner.setup
     *_, (tuning, state) = measure(
-        tuner, tuning, 32, mean=np.full(D, 1e200), position=tuner.setup.centre.position
+        tuner, tuning, 32, mean=np.full(D, 1e200), position=tuner.setup.fit.mean
     )
-    assert tuner.setup is before and state is not None and tuning.setup_from[1] is None
-    np.testing.assert_array_equal(tuner.gradients[1].anchor.centre, before.centre.position)
+    assert tuner.setup is before and state is not None and tuning.request.metric is None
+    np.testing.assert_array_equal(tuner.gradients[1].anchor.centre, before.fit.mean)
+
+
+def limited(setup, far_out):
+    return replace(setup, limits=setup.limits._replace(far_out=far_out))
 
 
 @pytest.mark.parametrize(("far_limit", "is_taken"), [(0.03, True), (0.02, False)])
@@ -400,18 +407,18 @@ def test_a_centre_around_which_steps_would_be_far_shorter_is_not_taken(
 ):
     tuner = tuner_of()
     tuning, _ = begun(tuner)
-    before = tuner.setups.current = tuner.setup._replace(far_limit=0.1)
+    before = tuner.setups.current = limited(tuner.setup, 0.1)
     anchor = tuner.gradients[1].anchor
 
     def stiff(*args, **kwargs):
-        return set_up(*args, **kwargs)._replace(far_limit=far_limit)
+        return limited(set_up(*args, **kwargs), far_limit)
 
     monkeypatch.setattr(setups, "set_up", stiff)
-    mean = before.centre.position + 5 * before.centre.factor @ np.array([0.8, -0.6])
+    mean = before.fit.mean + 5 * before.fit.metric.factor @ np.array([0.8, -0.6])
     tuning, state = measure(tuner, tuning, 32, mean=mean)[-1]
     assert (tuner.setup is not before) == (state is None) == is_taken
-    assert (tuning.setup_from[1] is None) == (not is_taken)
-    assert tuning.setup_from is tuner.setups.made_from
+    assert (tuning.request.metric is None) == (not is_taken)
+    assert tuning.request is tuner.setups.request
     assert (tuner.gradients[1].anchor is anchor) == (not is_taken)
 
 
@@ -419,7 +426,7 @@ def test_number_of_divergences_outlives_a_moved_centre():
     tuner = tuner_of()
     tuning, _ = begun(tuner)
     tuning = tuner.slower(tuning)
-    mean = tuner.setup.centre.position + 1.0
+    mean = tuner.setup.fit.mean + 1.0
     assert measure(tuner, tuning, 32, mean=mean)[-1][0].n_divergences == 1
 
 
@@ -440,17 +447,17 @@ def test_a_given_rate_is_not_slowed_down_and_no_chain_before_its_settings():
     tuner = tuner_of(eta=0.003)
     tuning, _ = begun(tuner)
     assert tuner.slower(tuning) is None
-    assert tuner_of().slower(None) is None
-    assert not tuner.is_lost(None, None, np.full(D, 1e9))
+    assert tuner_of().slower(ByHand()) is None
+    assert not tuner.is_lost(ByHand(), None, np.full(D, 1e9))
 
 
 def test_lost_is_a_thousand_standard_deviations_off():
     tuner = tuner_of()
     begun(tuner)
-    centre = tuner.setup.centre
+    centre = tuner.setup.fit
     for sds, lost in ((-999.0, False), (-1001.0, True), (999.0, False), (1001.0, True)):
-        position = centre.position + centre.factor @ np.array([0.0, sds])
-        assert bool(tuner.is_lost(None, None, position)) is lost, sds
+        position = centre.mean + centre.metric.factor @ np.array([0.0, sds])
+        assert bool(tuner.is_lost(ByHand(), None, position)) is lost, sds
 
 
 def test_where_others_have_moved_the_mode_a_slower_chain_is_set_up_there(made):
@@ -459,9 +466,9 @@ def test_where_others_have_moved_the_mode_a_slower_chain_is_set_up_there(made):
     tuning, _ = begun(tuner)
     tuner.gradient.density.condition_on({"a": 4.0})
     slower = tuner.slower(tuning)
-    assert len(made) == 2 and slower.setup_from[-1] == (4.0,)
+    assert len(made) == 2 and slower.request.conditioned_on == (4.0,)
     sd = curvature_of(arrays) ** -0.5
-    assert np.abs((tuner.setup.centre.position - mode_of(arrays, 4.0)) / sd).max() < 0.1
+    assert np.abs((tuner.setup.fit.mean - mode_of(arrays, 4.0)) / sd).max() < 0.1
     assert (slower.limit, slower.n_divergences) == (MAX_LEARNING_RATE / 4, 1)
     tuner.gradient.density.condition_on({"a": np.nan})
     assert tuner.slower(slower) is None  # nothing is finite at its start
@@ -479,7 +486,7 @@ def test_chains_from_the_initial_point_share_its_setup(made):
         assert tuner.setup is first
     far, _ = begun(tuner, 3, np.full(D, 50.0))
     assert tuner.setup is not first and len(made) == 2
-    assert not np.array_equal(far.setup_from[0], tuning.setup_from[0])
+    assert not np.array_equal(far.request.start, tuning.request.start)
     begun(tuner, 4)
     assert tuner.setup is first and tuner.gradients[1].anchor is first.anchors[0]
     assert len(made) == 2
@@ -493,7 +500,7 @@ def test_new_data_need_a_new_setup(made):
     begun(tuner)
     assert len(made) == 2
     sd = curvature_of(new) ** -0.5
-    assert np.abs((tuner.setup.centre.position - mode_of(new)) / sd).max() < 0.1
+    assert np.abs((tuner.setup.fit.mean - mode_of(new)) / sd).max() < 0.1
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.25])
@@ -502,8 +509,8 @@ def test_chains_start_at_points_of_their_own_twice_as_wide_as_the_posterior(temp
     begins = [begun(tuner, seed)[1] for seed in range(3)]
     starts = np.array([tuner.setups.start(np.random.default_rng(seed)) for seed in range(1000)])
     np.testing.assert_array_equal(begins, starts[:3])
-    centre = tuner.setup.centre
-    z = (starts - centre.position) / np.diag(centre.factor)
+    centre = tuner.setup.fit
+    z = (starts - centre.mean) / np.diag(centre.metric.factor)
     assert len(np.unique(starts)) == starts.size
     # 2000 squares of mean 4T, within 4.5 standard errors; and their mean
     assert abs(np.mean(z**2) - 4 * temperature) < 4.5 * 4 * temperature * np.sqrt(2 / z.size)
@@ -548,8 +555,8 @@ def test_a_restored_chain_gets_the_setup_it_was_saved_with_at_its_next_draw(rest
     for _ in range(3):
         assert here.begin_draw(tuning, position, rng) == (tuning, position)
     np.testing.assert_array_equal(made, [np.full(D, 9.0)])  # once
-    for a, b in zip(here.setup.centre[:2], there.setup.centre[:2], strict=True):
-        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(here.setup.fit.mean, there.setup.fit.mean)
+    assert here.setup.fit.metric == there.setup.fit.metric
     for name in ("plain", "first_order"):
         a, b = (getattr(tuner.setup.noise, name) for tuner in (here, there))
         np.testing.assert_array_equal(a, b)
@@ -561,7 +568,7 @@ def test_a_restored_chain_measures_on_as_the_saved_one(restored):
     for tuner in (here, there):
         tuner.gradient.density.condition_on({"a": 2.0})
         tuner.begin_draw(tuning, position, np.random.default_rng(0))
-    mean = there.setup.centre.position
+    mean = there.setup.fit.mean
     runs = [measure(t, copy.deepcopy(tuning), 31, mean=mean) for t in restored[:2]]
     for (a, _), (b, _) in zip(*runs, strict=True):
         np.testing.assert_array_equal(a.noise, b.noise)
@@ -575,8 +582,8 @@ def test_a_restored_chain_whose_centre_had_moved(made):
     made.clear()
     here.begin_draw(copy.deepcopy(tuning), mean, np.random.default_rng(0))
     assert len(made) == 1
-    np.testing.assert_array_equal(here.setup.centre.position, mean)
-    np.testing.assert_array_equal(here.setup.centre.factor, there.setup.centre.factor)
+    np.testing.assert_array_equal(here.setup.fit.mean, mean)
+    assert here.setup.fit.metric == there.setup.fit.metric
 
 
 def test_chains_taken_up_by_turns_share_a_tuner(restored):
@@ -587,14 +594,14 @@ def test_chains_taken_up_by_turns_share_a_tuner(restored):
     sd = curvature_of(rows()) ** -0.5
     for state, a in itertools.islice(itertools.cycle(states), 6):
         here.begin_draw(state, position, rng)
-        assert np.abs((here.setup.centre.position - mode_of(rows(), a)) / sd).max() < 0.1
+        assert np.abs((here.setup.fit.mean - mode_of(rows(), a)) / sd).max() < 0.1
     assert here.gradient.density.given == (0.0,)
 
 
 def test_other_unknowns_are_put_back_where_a_restored_chain_has_no_setup(restored):
     here, _, tuning, position = restored
-    start, scale, highest, _ = tuning.setup_from
-    lost = tuning._replace(setup_from=(start, scale, highest, (np.array(np.nan),)))
+    request = replace(tuning.request, conditioned_on=(np.array(np.nan),))
+    lost = replace(tuning, request=request)
     before = here.setup
     with pytest.raises(NonFinite):
         here.begin_draw(lost, position, np.random.default_rng(0))

@@ -1,8 +1,10 @@
 """Settings from a bias budget: the searches, the choice, and what a chain's tuning takes in."""
 
 import itertools
+import json
 import math
 
+from dataclasses import FrozenInstanceError, replace
 from types import SimpleNamespace
 
 import closed_forms
@@ -13,21 +15,26 @@ from closed_forms import INTEGRATORS, inflation, relaxation
 from scipy.stats import t as student
 from stationary import baoab_map, sghmc_map, sgld_map, stationary_covariance
 
+from pymc_sghmc.runs.states import decoded, encoded
 from pymc_sghmc.samplers import baoab, sghmc, sgld
 from pymc_sghmc.tuning import budget as budget_module
 from pymc_sghmc.tuning.budget import (
-    MAX_LEARNING_RATE,
     MIN_FRICTION,
-    ChainTuning,
     choose,
     critical_friction,
     largest_learning_rate,
     score,
     smallest_friction,
 )
+from pymc_sghmc.tuning.chain_tuning import (
+    MAX_LEARNING_RATE,
+    ByHand,
+    ChainTuning,
+    TemperatureSums,
+)
 from pymc_sghmc.tuning.law import Rule
 from pymc_sghmc.tuning.options import options
-from pymc_sghmc.tuning.setup import MOST_FAR_NOISE
+from pymc_sghmc.tuning.setup import MOST_FAR_NOISE, Limits, Noise
 
 RULES = {
     "euler": Rule(sghmc.update, sghmc.SGHMCState),
@@ -134,7 +141,7 @@ def test_round_off_of_the_search_does_not_raise_the_friction():
 
 
 def tuning_of(**settings):
-    return ChainTuning(**{"order": 1, "noise": np.zeros(2), "temperatures": []} | settings)
+    return ChainTuning(**{"order": 1, "noise": np.zeros(2)} | settings)
 
 
 def test_noise_is_averaged_with_weights_growing_as_the_cube():
@@ -169,9 +176,37 @@ def limit_after(temperatures, tolerance=0.05, learning_rate=None):
     tuning = tuning_of(learning_rate=learning_rate)
     limits = []
     for temperature in temperatures:
-        tuning = tuning.with_temperature(temperature, tolerance, stiffness=2.0)
+        tuning = tuning.with_temperature(temperature, tolerance, largest_curvature=2.0)
         limits.append(tuning.limit / MAX_LEARNING_RATE)
     return limits
+
+
+def test_sums_of_temperatures_are_the_batches_of_the_later_half():
+    x = np.random.default_rng(4).random(300)
+    sums = TemperatureSums()
+    for n, temperature in enumerate(x, 1):
+        sums = sums.with_draw(temperature)
+        assert sums.is_complete == (n in (32, 64, 128, 256))
+        if sums.is_complete:
+            means = x[n // 2 : n].reshape(8, -1).mean(axis=1)
+            expected = means.mean() - 1, means.std(ddof=1) / 8**0.5
+            assert sums.excess() == pytest.approx(expected, rel=1e-12)
+
+
+def test_what_a_chain_has_learnt_stays_as_it_was():
+    first = tuning_of(noise=np.ones(2))
+    tunings = [first]
+    for i in range(1, 71):
+        tuning = tunings[-1].with_noise(np.full(2, 2.0)).with_temperature(1.0 + i, 0.05, 1.0)
+        tunings.append(tuning.with_position(np.full(2, float(i)), i))
+    with pytest.raises(FrozenInstanceError):
+        first.limit = 1.0
+    again = first
+    for i, tuning in enumerate(tunings[1:], 1):
+        again = again.with_noise(np.full(2, 2.0)).with_temperature(1.0 + i, 0.05, 1.0)
+        again = again.with_position(np.full(2, float(i)), i)
+        assert again == tuning != tunings[i - 1]
+    assert first == tuning_of(noise=np.ones(2)) and first.temperatures.n == 0
 
 
 def test_limit_halves_on_a_hot_sequence_after_32_64_128_draws():
@@ -237,8 +272,8 @@ def test_sizes_of_minibatches_are_in_rows_and_never_too_noisy(n_rows, each, far_
         noisy_batch_sizes=[n], n_rows=[n_rows], is_noisy=[True], rows_of_each=each
     )
     setup = SimpleNamespace(
-        noise=(np.ones(3), None, np.full(3, 0.01)), centre=SimpleNamespace(is_mode=True), limit=1.0,
-        far_limit=np.inf, is_near=True, far_noise=far_noise,
+        noise=Noise(np.ones(3), None, np.full(3, 0.01), far_noise), limits=Limits(second_order=1.0),
+        fit=SimpleNamespace(is_mode=True), is_gaussian=True,
     )  # fmt: skip
     found = options(setup, None, False, data)
     assert {one.rows for one in found} == expected
@@ -280,8 +315,8 @@ def test_the_choice_is_that_of_the_formulas(integrator):
         expected = closed_forms.choose(name, tuning.limit, **settings)
         for a, b in zip(found, expected, strict=True):
             assert a == b or a == pytest.approx(b, rel=1e-9, abs=1e-13), (given, found, expected)
-        assert chosen._replace(learning_rate=None, friction=None, bias=0, rate=0) == (
-            tuning._replace(bias=0, rate=0)
+        assert replace(chosen, learning_rate=None, friction=None, bias=0, rate=0) == (
+            replace(tuning, bias=0, rate=0)
         )
         n += 1
     assert n == 144
@@ -324,3 +359,17 @@ def test_a_rule_without_friction_gets_none():
     chosen = choose(RULES["sgld"], tuning_of(), noise=0.0, stiffness=1.0, slowness=1.0, budget=0.05)
     assert chosen.friction is None
     assert chosen.learning_rate == pytest.approx(0.1 / 1.05, rel=1e-9)  # 2b/(1 + b)
+
+
+def test_what_is_saved_of_a_chain_is_read_back_and_of_another_version_refused():
+    rng = np.random.default_rng(5)
+    tuning = tuning_of(noise=rng.random(2))
+    for n in range(1, 41):
+        tuning = tuning.with_temperature(rng.random(), 0.05, 1.0).with_position(rng.random(2), n)
+    arrays = {}
+    stored = json.loads(json.dumps(encoded(tuning, arrays)))
+    assert decoded(stored, arrays) == tuning
+    assert decoded(encoded(ByHand(), {}), {}) == ByHand()
+    del stored["fields"]["temperatures"]
+    with pytest.raises(ValueError, match="another version"):
+        decoded(stored, arrays)
