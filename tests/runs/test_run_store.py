@@ -28,7 +28,6 @@ from filelock import FileLock, Timeout
 from scipy.sparse import csr_matrix
 
 from pymc_sghmc import QNHMC, SGHMC, SGLD, RunStore, resume, schedules
-from pymc_sghmc.rows.files import MappedFile
 from pymc_sghmc.runs import files, recorder, run_folder
 from pymc_sghmc.runs.states import decoded, encoded
 from pymc_sghmc.runs.stored_draws import datasets, rectangle
@@ -708,10 +707,7 @@ def test_a_script_started_again_goes_on_without_zarr(tmp_path):
     assert script(tmp_path / "run", first=without, cores=2) == "other: \n"
 
 
-@pytest.mark.parametrize("is_seen", [True, False], ids=["before a draw", "as it is read"])
-def test_a_file_that_is_cut_short_is_named(tmp_path, caplog, monkeypatch, is_seen):
-    if not is_seen:
-        monkeypatch.setattr(MappedFile, "is_cut_short", property(lambda file: False))
+def test_a_file_that_is_cut_short_between_draws_is_named(tmp_path, caplog):
     file = np.memmap(tmp_path / "y.bin", float, "w+", shape=(20_000,))
     file[:] = np.random.default_rng(0).normal(size=20_000)
 
