@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "pymc_sghmc"
-GROUND = {"compat", "checks", "faults", "memory", "schedules"}
+GROUND = {"checks", "compat", "faults", "interrupts", "memory", "schedules"}
 # What each wing may import besides the ground, from the top of the house down.
 WINGS = {
     "samplers": {"step", "tuning"},

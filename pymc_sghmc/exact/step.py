@@ -27,6 +27,7 @@ from rich.table import Column
 
 from pymc_sghmc.checks import continuous_variables, is_number, starting_point
 from pymc_sghmc.compat import ChainSetup, raveled_function
+from pymc_sghmc.interrupts import DelayedInterrupt
 
 __all__ = ["HamiltonianStep"]
 
@@ -158,7 +159,7 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
         """Make one draw from ``point``, whatever the order of its unknowns."""
         if not self.shared:  # else PyMC picks them by name
             point = {name: point[name] for name in self.var_names}
-        with self.one_blas_thread():
+        with DelayedInterrupt(), self.one_blas_thread():
             return super().step(point)
 
     def astep(self, q0):

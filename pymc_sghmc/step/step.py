@@ -22,6 +22,7 @@ from pymc_sghmc.compat import ChainSetup, add_end_of_run_check
 from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.faults import Fault, NonFinite, SamplingStopped
 from pymc_sghmc.gradients.coordinates import checked_preconditioner
+from pymc_sghmc.interrupts import DelayedInterrupt
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.files import FileFault, whole_files
 from pymc_sghmc.runs.shared_arrays import ByHandle
@@ -181,7 +182,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             raise SamplingStopped(self.chain.fault)
         n = self.n_draws  # a state saved in the middle of a draw is of no draw
         self.n_draws = -1
-        with self.one_blas_thread():
+        with DelayedInterrupt(), self.one_blas_thread():
             try:
                 with whole_files(self.tuner.gradient.data.files):
                     new = self._draw(point)
