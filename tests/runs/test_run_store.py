@@ -345,7 +345,7 @@ def test_a_run_that_never_began_is_not_recorded_later(tmp_path):
         assert contents(tmp_path) == before
         stored = pm.sample(**options, cores=1, random_seed=1, trace=RunStore(tmp_path))
     np.testing.assert_array_equal(stored.posterior["mu"], plain[1].posterior["mu"])
-    assert type(step) is SGHMC
+    assert type(step) is SGHMC and "step" not in vars(step)
 
 
 @pytest.mark.parametrize("kind", [pm.NUTS, pm.Metropolis, pm.Slice, QNHMC])
@@ -356,7 +356,7 @@ def test_other_steps_alone(tmp_path, kind):
         options |= {"progressbar": False, "compute_convergence_checks": False}
         with model:
             idata = pm.sample(step=step, **options | changes)
-        assert type(step) is kind
+        assert type(step) is kind and "step" not in vars(step)
         return idata
 
     with pytest.raises(MemoryError):
@@ -684,7 +684,6 @@ try:
     print("other: " + faults.difference(faults.sample(sys.argv[1], {cores}, callback=stop)))
 except MemoryError:
     pass
-assert not sys.modules.get("zarr")
 """
 
 
