@@ -8,16 +8,19 @@ import inspect
 import logging
 import multiprocessing
 import os
+import sys
 import threading
 import time
 
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from types import ModuleType, SimpleNamespace
 
 import pymc as pm
 import pymc.sampling.mcmc as _mcmc
 import xarray as xr
 
+from pymc.backends.base import BaseTrace
 from pymc.step_methods.compound import BlockedStep
 from pymc.util import get_random_generator
 from pytensor.tensor.subtensor import indices_from_subtensor
@@ -40,9 +43,11 @@ try:  # PyTensor 3: softmax, logsumexp and others are built for the static shape
 except ImportError:  # PyTensor 2 has none of these. With PyMC 5's end, keep the import alone.
     SymbolicOp = ()
 
-try:  # PyMC 6. With PyMC 5's end, keep this line alone.
+try:  # PyMC 6. With PyMC 5's end, keep these lines alone.
+    from pymc.backends import _ZarrChainBase as _StoredChain
     from pymc.backends import _ZarrTraceBase as StoredTrace
 except ImportError:  # PyMC 5.28; it doesn't need zarr to be imported
+    from pymc.backends.zarr import ZarrChain as _StoredChain
     from pymc.backends.zarr import ZarrTrace as StoredTrace
 
 _log = logging.getLogger(__name__)
@@ -50,6 +55,7 @@ _log = logging.getLogger(__name__)
 __all__ = [
     "BroadcastTo",
     "ChainSetup",
+    "StoredChainTrace",
     "StoredTrace",
     "SymbolicOp",
     "add_end_of_run_check",
@@ -60,6 +66,7 @@ __all__ = [
     "is_row_selection",
     "joined_along",
     "raveled_function",
+    "sample_stored_chains_without_zarr",
     "toposort",
 ]
 
@@ -148,6 +155,37 @@ class ChainSetup(BlockedStep):
         self.begin_chain(get_random_generator(rng, copy=False))
 
     set_rng = setup_chain  # PyMC 5.28
+
+
+class StoredChainTrace(_StoredChain, BaseTrace):
+    """A chain of a stored run, as PyMC's ``ZarrTrace`` has them (5.28 and 6): without zarr.
+
+    PyMC calls its hooks in the process that samples, whatever ``cores`` is: ``link_stepper(step)``
+    before the first draw, ``record(point, stats, in_warmup=...)`` after each,
+    ``record_sampling_state`` and, in the main process, ``close()`` at the end.
+    """
+
+    _posterior = SimpleNamespace(store=None)  # PyMC looks whether its store is in memory
+
+    def __init__(self, model, vars, *, fn, var_shapes, var_dtypes):
+        BaseTrace.__init__(  # that of ZarrChain (5.28) opens a store of zarr's
+            self, model=model, vars=vars, fn=fn, var_shapes=var_shapes, var_dtypes=var_dtypes
+        )
+
+
+def sample_stored_chains_without_zarr():
+    """Let PyMC sample chains of a stored run in processes where zarr can't be imported.
+
+    With ``cores`` above one PyMC 6 imports ``zarr.storage.MemoryStore``, to see whether chains are
+    stored there, even if they have nothing to do with zarr. Where that import fails, it gets a
+    class of which no store is. Delete when PyMC asks the chain instead.
+    """
+    try:
+        import zarr.storage  # noqa: F401
+    except Exception:  # zarr is missing, or fails beside this NumPy
+        module = ModuleType("zarr.storage")
+        module.MemoryStore = type("MemoryStore", (), {})
+        sys.modules["zarr.storage"] = module
 
 
 def inference_data(datasets):

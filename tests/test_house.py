@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "pymc_sghmc"
-GROUND = {"checks", "compat", "exceptions", "protocols", "records", "schedules"}
+GROUND = {
+    "checks", "compat", "exceptions", "interrupts", "memory", "protocols", "records", "schedules"
+}  # fmt: skip
 # What each wing may import besides the ground, from the top of the house down.
 WINGS = {
     "samplers": {"step", "tuning"},

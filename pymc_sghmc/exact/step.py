@@ -29,6 +29,7 @@ from rich.table import Column
 from pymc_sghmc.checks import continuous_variables, is_number, starting_point
 from pymc_sghmc.compat import ChainSetup, raveled_function
 from pymc_sghmc.exact.leapfrog import Density
+from pymc_sghmc.interrupts import DelayedInterrupt
 from pymc_sghmc.protocols import Array
 
 __all__ = ["HamiltonianStep"]
@@ -176,7 +177,7 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
         """Make one draw from ``point``, in which parameters may have any order."""
         if not self.shared:  # otherwise PyMC picks them by name
             point = {name: point[name] for name in self.var_names}
-        with self.one_blas_thread():
+        with DelayedInterrupt(), self.one_blas_thread():
             return super().step(point)
 
     def astep(self, q0: Any) -> tuple[Array, list[dict[str, Any]]]:

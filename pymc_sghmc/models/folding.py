@@ -16,6 +16,7 @@ from pytensor.scalar.basic import Cast
 from pytensor.tensor.type import TensorType
 
 from pymc_sghmc.compat import toposort
+from pymc_sghmc.memory import memory_map_of
 
 __all__ = ["with_rows_computed"]
 
@@ -86,9 +87,4 @@ def _bytes(variable) -> float:
 
 
 def _is_on_disk(constant) -> bool:
-    array = constant.data
-    while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap):
-            return True
-        array = array.base
-    return False
+    return memory_map_of(constant.data) is not None

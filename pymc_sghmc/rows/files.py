@@ -1,30 +1,36 @@
-"""Files behind arrays: a memory map whose file is cut short ends a process without a word.
+"""Files behind arrays: a memory map must not be read beyond the end of its file.
 
-Knows memory maps and files.
+Systems end a process for such a read (SIGBUS). Lengths of files are therefore compared before and
+after whatever reads rows. Knows memory maps and files.
 """
 
 import os
 
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from pymc_sghmc.exceptions import ChainError
+from pymc_sghmc.memory import memory_map_of
 
-__all__ = ["DataFileError", "MappedFile", "check_files", "mapped_file", "whole_files"]
+__all__ = [
+    "DataFileError",
+    "MappedFile",
+    "check_files",
+    "mapped_file",
+    "whole_files",
+]
 
 
 class DataFileError(ChainError, ValueError):
-    """A file of the data isn't what it was."""
+    """A file of the data has changed."""
 
 
 class MappedFile(NamedTuple):
     """A file that an array lies in."""
 
     name: str
-    needed: int  # bytes of it
-    place: int  # among the maps that are watched: see `bus_errors`
+    needed: int  # bytes, from the file's beginning to the array's end
 
     @property
     def is_cut_short(self) -> bool:
@@ -35,38 +41,28 @@ class MappedFile(NamedTuple):
             return False
 
 
-def mapped_file(array):
-    """Return the `MappedFile` that an array lies in, which is watched from then on; None in memory."""
-    owner = array
-    while isinstance(getattr(owner, "base", None), np.ndarray):
-        owner = owner.base
-    filename = getattr(owner, "filename", None)
-    if not isinstance(owner, np.memmap) or filename is None or not os.path.exists(filename):
+def mapped_file(array: Any) -> MappedFile | None:
+    """Return the file that an array lies in; None of an array in memory, or of no array."""
+    memory_map = memory_map_of(array)
+    if memory_map is None or not os.path.exists(memory_map.filename):
         return None
-    from pymc_sghmc.rows import bus_errors  # compiles
+    needed = memory_map.offset + memory_map.nbytes
+    return MappedFile(name=os.fspath(memory_map.filename), needed=needed)
 
-    return MappedFile(os.fspath(filename), owner.offset + owner.nbytes, bus_errors.watch(owner))
 
-
-def check_files(files) -> None:
+def check_files(files: Iterable[MappedFile]) -> None:
     """Raise `DataFileError` if one of these files has become shorter than what is read of it."""
     for file in files:
-        if file.is_cut_short or _was_cut(file.place):
+        if file.is_cut_short:
             raise DataFileError(
                 f"the file {file.name} has become shorter than the data that are read from it: it "
                 "was cut or is being written anew. Write new data to another file, and start anew"
             )
 
 
-def _was_cut(place) -> bool:
-    from pymc_sghmc.rows import bus_errors
-
-    return bus_errors.was_cut(place)
-
-
 @contextmanager
-def whole_files(files):
-    """Raise `DataFileError` before or after what reads files, if it may have read what isn't there."""
+def whole_files(files: Iterable[MappedFile]) -> Iterator[None]:
+    """Check these files before and after what reads them."""
     check_files(files)
     try:
         yield

@@ -18,6 +18,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
 from scipy.sparse import issparse
 
+from pymc_sghmc.memory import memory_map_of
 from pymc_sghmc.runs.states import encoded, frozen
 
 __all__ = ["different", "fingerprint"]
@@ -212,13 +213,11 @@ def _array(array) -> dict:
     """Return shape, dtype and a checksum of some bytes of an array, and of its file size and time."""
     array = np.ma.getdata(array)
     marks = {"shape": list(array.shape), "dtype": array.dtype.str, "bytes": _bytes(array)}
-    owner = array
-    while isinstance(getattr(owner, "base", None), np.ndarray):
-        owner = owner.base
-    filename = getattr(owner, "filename", None)
-    if filename is not None and os.path.exists(filename):
-        stat = os.stat(filename)
-        marks |= {"file": os.fspath(filename), "size": stat.st_size, "time": stat.st_mtime_ns}
+    memory_map = memory_map_of(array)
+    if memory_map is not None and os.path.exists(memory_map.filename):
+        stat = os.stat(memory_map.filename)
+        filename = os.fspath(memory_map.filename)
+        marks |= {"file": filename, "size": stat.st_size, "time": stat.st_mtime_ns}
     return marks
 
 

@@ -10,14 +10,17 @@ import secrets
 import threading
 
 from pathlib import Path
+from typing import Any
 
-from filelock import FileLock, Timeout
+import numpy as np
+
+from filelock import BaseFileLock, FileLock, Timeout
 
 from pymc_sghmc.runs import files
-from pymc_sghmc.runs.chain_files import ChainFiles
 from pymc_sghmc.runs.fingerprint import different
+from pymc_sghmc.runs.stored_chain import StoredChain
 
-__all__ = ["RunFolder", "is_run"]
+__all__ = ["RunFolder"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,12 +30,12 @@ OWN = re.compile(
     rf"{re.escape(LOCK)}$|(run|begun)-\d|chain\d+$|\."
 )  # names that a run gives; hidden ones
 
-_holders = {}  # folders that are held, by path and thread
+_holders: dict[tuple[str, int], "RunFolder"] = {}  # that are held, by path and thread
 
 
-def is_run(path) -> bool:
+def is_run(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a folder in which a run lives."""
-    return isinstance(path, str | os.PathLike) and bool(files.found(path, "run"))
+    return bool(files.found(path, "run"))
 
 
 class RunFolder:
@@ -43,11 +46,16 @@ class RunFolder:
     path : path
     """
 
-    def __init__(self, path):
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).expanduser().absolute()
-        self._lock = None
+        self._lock: BaseFileLock | None = None
 
-    def __str__(self):
+    @property
+    def is_held(self) -> bool:
+        """Whether this process may write."""
+        return self._lock is not None
+
+    def __str__(self) -> str:
         return f"RunStore({os.fspath(self.path)!r})"
 
     def hold(self) -> None:
@@ -94,10 +102,12 @@ class RunFolder:
             self._lock = None
             _holders.pop(self._key(), None)
 
-    def _key(self):
+    def _key(self) -> tuple[str, int]:
         return os.path.realpath(self.path), threading.get_ident()
 
-    def begin(self, fingerprint, layout, coords) -> None:
+    def begin(
+        self, fingerprint: dict[str, Any], layout: dict[str, Any], coords: dict[str, np.ndarray]
+    ) -> None:
         """Write what run this is, or compare it with the one that is there."""
         if not is_run(self.path):
             if any(self.path.glob("chain*/*.npz")):
@@ -120,7 +130,7 @@ class RunFolder:
                     "that nothing has ended."
                 )
 
-    def manifest(self):
+    def manifest(self) -> tuple[dict[str, np.ndarray], Any]:
         """Return the coordinates of the run, and what it is."""
         return files.read(self._of_run()[1])
 
@@ -129,11 +139,11 @@ class RunFolder:
         """Number of the run, which the names of all of its files have."""
         return self._of_run()[0]
 
-    def chain(self, k) -> ChainFiles:
-        """Return the files of a chain."""
-        return ChainFiles(self.path, k, self.run)
+    def chain(self, number: int) -> StoredChain:
+        """Return a chain of the run."""
+        return StoredChain(self.path, number, self.run)
 
-    def _of_run(self):
+    def _of_run(self) -> tuple[int, Path]:
         """Return the number of the run, and the file that says what it is.
 
         Raises

@@ -4,22 +4,26 @@ Knows PyMC's traces, models as names and shapes, and files; no formula of a samp
 """
 
 import logging
+import os
 import pickle
 import sys
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pymc as pm
 
 from pymc.backends.arviz import coords_and_dims_for_inferencedata
 from pymc.backends.base import BaseTrace
 from pymc.model import modelcontext
 from pymc.step_methods.arraystep import PopulationArrayStepShared
 
-from pymc_sghmc.compat import StoredTrace, inference_data
+from pymc_sghmc.compat import StoredTrace, inference_data, sample_stored_chains_without_zarr
 from pymc_sghmc.runs.fingerprint import fingerprint
-from pymc_sghmc.runs.recorder import Recorder, recorded, unrecorded
+from pymc_sghmc.runs.recorder import ChainRecorder
 from pymc_sghmc.runs.run_folder import RunFolder
+from pymc_sghmc.runs.states import encoded
 from pymc_sghmc.runs.stored_draws import data_of, datasets, layout_of, rectangle
 
 __all__ = ["RunStore"]
@@ -91,18 +95,21 @@ class RunStore(StoredTrace):
 
     tuning_steps = sampling_time = posterior = _sampling_state = None  # properties in PyMC 5.28
 
-    def __init__(self, path):
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.folder = RunFolder(path)
         self.path = self.folder.path
-        self.straces = []
-        self._step = None
-        self._recorder = None
-        self.model = None
+        self.straces: list[ChainRecorder] = []
+        self.model: pm.Model | None = None
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return str(self.folder)
 
-    def to_inference_data(self, *, save_warmup=True, model=None):
+    @property
+    def is_held(self) -> bool:
+        """Whether this process writes to the folder."""
+        return self.folder.is_held
+
+    def to_inference_data(self, *, save_warmup: bool = True, model: pm.Model | None = None) -> Any:
         """Return what is stored by now, from any process, while the run goes on or after it.
 
         Draws are read when they are asked for.
@@ -160,16 +167,24 @@ class RunStore(StoredTrace):
         found |= {} if model is None else data_of(model)
         return inference_data(found)
 
-    def numbers(self) -> dict:
+    def numbers(self) -> dict[str, int]:
         """Return the ``draws``, ``tune`` and ``chains`` that the run was begun with."""
         return self.folder.manifest()[1]["fingerprint"]["numbers"]
 
-    def init_trace(self, *, chains, draws, tune, step, model=None, vars=None, test_point=None):
+    def init_trace(
+        self,
+        *,
+        chains: int,
+        draws: int,
+        tune: int,
+        step: Any,
+        model: pm.Model | None = None,
+        vars: Any = None,
+        test_point: Any = None,
+    ) -> None:
         """Begin a run, or check that model and step are those of the one that is stored."""
         model = self.model = modelcontext(model)
-        methods = getattr(step, "methods", [step])
-        if any(isinstance(method, PopulationArrayStepShared) for method in methods):
-            raise ValueError(f"trace={self!r}: chains of a population of them can't be stored.")
+        self._check_step(step)
         self._handled = sys.exc_info()[1]  # where all of pm.sample is called while one is
         self.folder.hold()
         try:
@@ -183,30 +198,39 @@ class RunStore(StoredTrace):
             numbers = {"chains": chains, "draws": draws, "tune": tune}
             own = fingerprint(model, step, layout["variables"], labels, **numbers)
             self.folder.begin(own, layout, labels)
-            for chain in (stored := [self.folder.chain(chain) for chain in range(chains)]):
+            stored = [self.folder.chain(chain) for chain in range(chains)]
+            for chain in stored:
                 chain.check()
             if any(made := [chain.made for chain in stored]):
-                made = str(made)[1:-1]
-                _log.info(f"{self!r}: goes on after {made} of {tune + draws} draws of its chains.")
-            stats = step.stats_dtypes
-            run = self.folder.run
-            self.straces = [_Chain(self, trace, chain, stats) for chain in range(chains)]
-            self._recorder = Recorder(self.path, run, trace, stats, tune, draws, self.straces)
-            self._step = recorded(step, self._recorder)
+                counts = ", ".join(map(str, made))
+                _log.info(
+                    f"{self!r}: goes on after {counts} of {tune + draws} draws of its chains."
+                )
+            self.straces = [
+                ChainRecorder(self, chain, trace, step.stats_dtypes, tune + draws)
+                for chain in stored
+            ]
         except BaseException:
             self._release()
             raise
+        sample_stored_chains_without_zarr()
         self.tuning_steps = tune
         self.draws = draws
 
-    def ended(self, error):
-        """Take the end of a chain, and the error that is on its way to the user, if there is one."""
+    def _check_step(self, step: Any) -> None:
+        """Refuse steps whose chains or states can't be stored."""
+        methods = getattr(step, "methods", [step])
+        if any(isinstance(method, PopulationArrayStepShared) for method in methods):
+            raise ValueError(f"trace={self!r}: chains of a population of them can't be stored.")
         try:
-            if self._step is not None:
-                self._recorder.close()
-        except OSError:
-            self._release()
-            raise
+            encoded(step.sampling_state, {})
+        except TypeError as error:
+            raise ValueError(
+                f"trace: the state of {type(step).__name__} can't be stored: {error}."
+            ) from error
+
+    def chain_ended(self, error: BaseException | None) -> None:
+        """Take the end of a chain, and the error on its way to the user, if there is one."""
         if error is None or error is self._handled or _goes_on(error):
             return
         self._release()
@@ -218,50 +242,25 @@ class RunStore(StoredTrace):
                 "go on."
             ) from error
 
-    def _release(self):
+    def _release(self) -> None:
         """Let other processes write, and the step be what it was."""
-        step = self._step
-        self._step = None
-        if step is not None and getattr(step, "_recorder", None) is self._recorder:
-            unrecorded(step)
+        for chain in self.straces:
+            chain.unlink_stepper()
         self.folder.release()
 
-    def split_warmup_groups(self):
+    def split_warmup_groups(self) -> None:
         """End the run: tuning draws stay where they are, the first of each chain."""
         self._release()
         made = np.array([self.folder.chain(chain).made for chain in range(len(self.straces))])
         self._sampling_state = SimpleNamespace(draw_idx=made, global_warnings=[])
         self.posterior = SimpleNamespace(draw=range(self.draws))
 
-    def to_inferencedata(self, save_warmup=False):
+    def to_inferencedata(self, save_warmup: bool = False) -> Any:
         """Return the result, as PyMC names it."""
         return self.to_inference_data(save_warmup=save_warmup)
 
 
-def _goes_on(error) -> bool:
+def _goes_on(error: BaseException) -> bool:
     """Whether PyMC goes on after an error: with what there is, or without further processes."""
     unpickled = isinstance(error, AttributeError) and "Can't pickle" in str(error)
     return unpickled or isinstance(error, KeyboardInterrupt | pickle.PickleError)
-
-
-class _Chain(BaseTrace):
-    """One chain, as PyMC sees it; its draws are recorded where they are made, by the step."""
-
-    def __init__(self, store, trace, chain, stats):
-        self.__dict__.update(trace.__dict__)
-        self.store = store
-        self.chain = chain
-        self.n_recorded = 0
-        self.setup(0, chain, stats)
-
-    def __len__(self):
-        return self.n_recorded
-
-    def record(self, draw, stats=None, *, in_warmup=False):
-        """Count it."""
-        self.n_recorded += 1
-
-    def close(self):
-        """Write what waits, in the process that samples; say what an error means for the run."""
-        error = sys.exc_info()[1]
-        self.store.ended(error)

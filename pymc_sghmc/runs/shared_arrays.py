@@ -20,6 +20,8 @@ from typing import NamedTuple
 import cloudpickle
 import numpy as np
 
+from pymc_sghmc.memory import memory_owner
+
 __all__ = ["ByHandle", "Handle", "attach", "dumps", "loads", "share"]
 
 MIN_BYTES = 2**20
@@ -67,9 +69,7 @@ def share(array):
     plain = type(array) in (np.ndarray, np.memmap) and not array.dtype.hasobject
     if not plain or array.nbytes < MIN_BYTES:
         return array
-    owner = array
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
+    owner = memory_owner(array)
     if _is_mapped(array, owner):
         filename = os.fspath(owner.filename)
         offset = owner.offset + array.ctypes.data - owner.ctypes.data

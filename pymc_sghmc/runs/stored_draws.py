@@ -109,7 +109,7 @@ def datasets(chains, layout, coords, start, stop, attrs) -> dict:
 
     Parameters
     ----------
-    chains : list of ChainFiles
+    chains : list of StoredChain
     layout : dict
         Of the run: ``variables``, by name shape, dtype and dims, and ``stats``, for each sampler
         names and dtypes.

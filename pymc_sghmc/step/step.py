@@ -23,6 +23,7 @@ from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.exceptions import ChainError, NonFinite, SamplingStopped
 from pymc_sghmc.gradients.metric import checked_preconditioner
 from pymc_sghmc.hierarchy.rewrites import integrated_effects
+from pymc_sghmc.interrupts import DelayedInterrupt
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.files import DataFileError, whole_files
 from pymc_sghmc.runs.shared_arrays import ByHandle
@@ -178,7 +179,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             raise SamplingStopped(self.chain.fault)
         n = self.n_draws  # a state saved in the middle of a draw is of no draw
         self.n_draws = -1
-        with self.one_blas_thread():
+        with DelayedInterrupt(), self.one_blas_thread():
             try:
                 with whole_files(self.tuner.gradient.data.files):
                     new = self._draw(point)

@@ -23,7 +23,6 @@ INTERNAL = {
     "update takes more than one gradient": "caught: inner steps are then made in Python",
     "not positive definite": "caught: the inverse Hessian begins anew",
     "not finite": "caught: the inverse Hessian begins anew",
-    "it is in memory": "part of the message on ZarrTrace that follows it",
     "a stored state is of": "part of the message on a damaged file",
     "a stored state has a": "part of the message on a damaged file",
     "can't be stored": "part of the message on a state that can't be stored",

@@ -28,7 +28,6 @@ from filelock import FileLock, Timeout
 from scipy.sparse import csr_matrix
 
 from pymc_sghmc import QNHMC, SGHMC, SGLD, RunStore, resume, schedules
-from pymc_sghmc.rows.files import MappedFile
 from pymc_sghmc.runs import files, recorder, run_folder
 from pymc_sghmc.runs.states import decoded, encoded
 from pymc_sghmc.runs.stored_draws import datasets, rectangle
@@ -346,7 +345,7 @@ def test_a_run_that_never_began_is_not_recorded_later(tmp_path):
         assert contents(tmp_path) == before
         stored = pm.sample(**options, cores=1, random_seed=1, trace=RunStore(tmp_path))
     np.testing.assert_array_equal(stored.posterior["mu"], plain[1].posterior["mu"])
-    assert type(step) is SGHMC
+    assert type(step) is SGHMC and "step" not in vars(step)
 
 
 @pytest.mark.parametrize("kind", [pm.NUTS, pm.Metropolis, pm.Slice, QNHMC])
@@ -357,7 +356,7 @@ def test_other_steps_alone(tmp_path, kind):
         options |= {"progressbar": False, "compute_convergence_checks": False}
         with model:
             idata = pm.sample(step=step, **options | changes)
-        assert type(step) is kind
+        assert type(step) is kind and "step" not in vars(step)
         return idata
 
     with pytest.raises(MemoryError):
@@ -685,7 +684,6 @@ try:
     print("other: " + faults.difference(faults.sample(sys.argv[1], {cores}, callback=stop)))
 except MemoryError:
     pass
-assert not sys.modules.get("zarr")
 """
 
 
@@ -708,10 +706,7 @@ def test_a_script_started_again_goes_on_without_zarr(tmp_path):
     assert script(tmp_path / "run", first=without, cores=2) == "other: \n"
 
 
-@pytest.mark.parametrize("is_seen", [True, False], ids=["before a draw", "as it is read"])
-def test_a_file_that_is_cut_short_is_named(tmp_path, caplog, monkeypatch, is_seen):
-    if not is_seen:
-        monkeypatch.setattr(MappedFile, "is_cut_short", property(lambda file: False))
+def test_a_file_that_is_cut_short_between_draws_is_named(tmp_path, caplog):
     file = np.memmap(tmp_path / "y.bin", float, "w+", shape=(20_000,))
     file[:] = np.random.default_rng(0).normal(size=20_000)
 
