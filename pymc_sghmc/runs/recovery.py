@@ -6,7 +6,7 @@ Knows what ``pm.sample`` gives back and steps; no sampler.
 import numpy as np
 import xarray as xr
 
-from pymc.model import modelcontext
+from pymc.model import Model, modelcontext
 from pymc.progress_bar import CustomProgress
 from pymc.pytensorf import compile
 from pymc.util import get_random_generator
@@ -44,8 +44,9 @@ def recover_effects(
     Returns
     -------
     xarray.Dataset
-        With the effects' names and dims, and the same draws of all other variables of the
-        posterior; with ``groups``, of those that don't have one of the effects' dims.
+        With the effects' names, dims and coordinates, as ``pm.sample`` gives them, and the same
+        draws of all other variables of the posterior; with ``groups``, of those that don't have
+        one of the effects' dims. It can be passed to ``pm.sample_posterior_predictive``.
 
     Raises
     ------
@@ -144,18 +145,31 @@ def recover_effects(
     flat = [x.reshape(-1, *x.shape[2:]).astype(rv.dtype) for x, rv in zip(inputs, rvs, strict=True)]
     of_draws = dict(zip(rvs, flat, strict=True))
     effects = _as_variables(found, model, of_draws, of_groups, density.marginal)
-    if of_groups is None:
-        return thinned.assign(effects)
     by_value = {value.name: rv.name for value, rv in model.values_to_rvs.items()}
-    dims = {by_value[v]: effects[by_value[v]].dims[2 + n] for v, n in density.marginal.axes.items()}
-    rest = thinned.drop_dims(set(dims.values()), errors="ignore")
-    labels = {dim: _labels(model, dim, of_groups) for dim in dims.values()}
-    return rest.assign(effects).assign_coords(labels)
+    group_dims = {
+        effects[by_value[value]].dims[2 + axis] for value, axis in density.marginal.axes.items()
+    }
+    if of_groups is not None:
+        thinned = thinned.drop_dims(group_dims, errors="ignore")
+    result = thinned.assign(effects)
+    labels = {}
+    for effect in effects.values():
+        for dim in effect.dims[2:]:
+            entries = of_groups if dim in group_dims else None
+            labels[dim] = _labels(model, dim, result.sizes[dim], entries)
+    return result.assign_coords(labels)
 
 
-def _labels(model, dim, numbers):
+def _labels(model: Model, dim: str, length: int, entries: np.ndarray | None) -> np.ndarray:
+    """Return the coordinate of a dim, as pm.sample gives it, or those of its ``entries`` alone.
+
+    PyMC 5 compares it with the model's before it predicts, and draws effects anew where it differs.
+    """
     labels = model.coords.get(dim)
-    return numbers if labels is None else np.asarray(labels)[numbers]
+    if labels is None:
+        return np.arange(length) if entries is None else entries
+    labels = np.asarray(labels)
+    return labels if entries is None else labels[entries]
 
 
 def _checked(groups, n_groups):
