@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "pymc_sghmc"
-GROUND = {"compat", "checks", "faults", "schedules"}
+GROUND = {"bambi_draws", "compat", "checks", "faults", "schedules"}
 # What each wing may import besides the ground, from the top of the house down.
 WINGS = {
     "samplers": {"step", "tuning"},

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from pymc_sghmc.bambi_draws import pymc_model_and_draws
 from pymc_sghmc.checks import is_whole
 from pymc_sghmc.diagnostics.full_data import (
     full_data_gradients,
@@ -37,8 +38,9 @@ def check_bias(idata, model, *, n_draws=400, compile_kwargs=None) -> BiasReport:
         What ``pm.sample`` returned, with draws of all unknowns. Draws count by their
         ``draw_weight`` where one stochastic-gradient step made them, and are held to its
         ``temperature``.
-    model : pm.Model
-        The model that was sampled. ``pm.Minibatch`` is replaced by all of its data.
+    model : pm.Model or bambi.Model
+        The model that was sampled. ``pm.Minibatch`` is replaced by all of its data. Given Bambi's
+        own model, what Bambi changed in the draws after sampling is undone first.
     n_draws : int, default 400
         Draws to take gradients at, evenly spaced over all chains: **each costs a pass over all
         data**. With more than ``n_draws``/5 unknowns correlations are left out of ``sd_ratio``.
@@ -95,6 +97,7 @@ def check_bias(idata, model, *, n_draws=400, compile_kwargs=None) -> BiasReport:
     Lower learning_rate or target_bias, or raise batch_size.
     ...
     """
+    idata, model = pymc_model_and_draws(idata, model, "check_bias")
     unknowns = [model.values_to_rvs[value] for value in model.continuous_value_vars]
     if not unknowns:
         raise ValueError("check_bias: the model has no continuous unknowns, so no gradient.")

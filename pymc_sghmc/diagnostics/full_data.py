@@ -52,8 +52,8 @@ def posterior_draws(idata, model) -> dict[str, np.ndarray]:
     if missing:
         raise ValueError(
             f"check_bias: idata.posterior has no draws of {quoted(missing)}. The "
-            "gradient needs all unknowns of the model: pass the model that made this run, and "
-            "sample without var_names."
+            "gradient needs all parameters of the model: pass the model that made this run, and "
+            "sample without var_names. With Bambi pass Bambi's own model."
         )
     draws = {}
     for rv in model.free_RVs:

@@ -11,6 +11,7 @@ from pymc.progress_bar import CustomProgress
 from pymc.pytensorf import compile
 from pymc.util import get_random_generator
 
+from pymc_sghmc.bambi_draws import pymc_model_and_draws
 from pymc_sghmc.checks import quoted, whole_steps
 
 __all__ = ["recover_effects"]
@@ -37,7 +38,7 @@ def recover_effects(
         Numbers of the groups whose effects are wanted, as rows have them; default: all. Of a
         million groups each draw of all effects takes 8 MB and some seconds.
     random_seed : int or numpy.random.Generator, optional
-    model : pm.Model, optional
+    model : pm.Model or bambi.Model, optional
         Whose draws they are; that of the context where none is given.
     progressbar : bool, default True
 
@@ -84,11 +85,12 @@ def recover_effects(
             "several steps, that one."
         )
     try:
-        model = modelcontext(model)
+        model = modelcontext(None) if model is None else model
         gradient = step.tuner.gradient
     except TypeError:
         words = "recover_effects: call it within `with model:`, or pass model=."
         raise TypeError(words) from None
+    idata, model = pymc_model_and_draws(idata, model, "recover_effects")
     density = gradient.density
     if density.marginal is None:
         raise ValueError(
