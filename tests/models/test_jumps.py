@@ -69,6 +69,20 @@ def prior_by_condition():
     pm.Normal("y", a * X + b, 1, observed=Y)
 
 
+def equation_of_a_bounded_number():
+    # a − 2 or 0 below 2, of a probability of nearly one
+    level = pt.maximum(pm.Normal("jumping", 2.0), 2.0)
+    pm.Normal("y", pt.switch(pt.eq(level, 2.0), 0.0, level) * X, 1, observed=Y)
+
+
+def clipped_probability():
+    # as Bambi's links do
+    p = 0.5 * pt.erfc(-(pm.Normal("a") * 20 * X + pm.Normal("b")) / np.sqrt(2))
+    eps = np.finfo(float).eps
+    p = pt.switch(pt.eq(p, 0), eps, p)
+    pm.Bernoulli("y", pt.switch(pt.eq(p, 1), 1 - eps, p), observed=COUNTS > 1)
+
+
 def rectifier():
     hidden = np.stack([X, Y], axis=1) @ pm.Normal("w1", shape=(2, 5))
     mu = pt.switch(hidden > 0, hidden, 0) @ pm.Normal("w2", shape=5)
@@ -120,8 +134,10 @@ JUMPS = [
     mask,
     soft_wall,
     prior_by_condition,
+    equation_of_a_bounded_number,
 ]
 NO_JUMPS = [
+    clipped_probability,
     rectifier,
     quantile,
     order,
