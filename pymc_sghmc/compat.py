@@ -12,6 +12,7 @@ import os
 import threading
 import time
 
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -20,6 +21,7 @@ import pymc as pm
 import pymc.sampling.mcmc as _mcmc
 import xarray as xr
 
+from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import BlockedStep
 from pymc.util import get_random_generator
 from pytensor.tensor.subtensor import indices_from_subtensor
@@ -278,7 +280,18 @@ def toposort(outputs, leaves):
     return io_toposort(list(leaves), list(outputs))
 
 
-def add_end_of_run_check(check):
+def _without_target_accept(idata: Any, warnings: Iterable[SamplerWarning]) -> list[SamplerWarning]:
+    """Leave out PyMC's advice to raise ``target_accept`` where no step has that argument.
+
+    PyMC 5 and 6 give it for each draw with the statistic ``diverging``, whichever step reports it.
+    """
+    stats = getattr(idata, "sample_stats", {})
+    if "configurational_temperature" not in stats or "tree_size" in stats:
+        return list(warnings)
+    return [warning for warning in warnings if warning.kind is not WarningType.DIVERGENCES]
+
+
+def add_end_of_run_check(check: Callable[[Any], list[SamplerWarning]]) -> None:
     """Let ``check(idata) -> list of SamplerWarning`` speak after each ``pm.sample``, once.
 
     PyMC 5 and 6 run their convergence checks over the finished result, all chains together,
@@ -292,7 +305,7 @@ def add_end_of_run_check(check):
         return
 
     def run_convergence_checks(idata, model):
-        warnings = list(original(idata, model))
+        warnings = _without_target_accept(idata, original(idata, model))
         try:
             warnings += check(idata)
         except Exception:  # a check must not cost a finished run

@@ -1,5 +1,7 @@
 """Data and models that no step can sample from: the message names what, how many rows and which."""
 
+import warnings
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -97,3 +99,49 @@ def test_a_joint_prior_by_row_is_not_advised_to_be_integrated_out():
         with pytest.raises(ValueError, match=r"'w' has an entry for each row.*joint") as refusal:
             SGHMC(**BY_HAND)
     assert "marginalize" not in str(refusal.value)
+
+
+X = rng.normal(size=300)
+NOISE = rng.normal(size=300)
+
+
+def separated():
+    pm.Bernoulli("y", logit_p=pm.Flat("a") + pm.Flat("b") * X, observed=X > 0.1)
+
+
+def collinear():
+    b = pm.Flat("b", shape=2)
+    pm.Normal("y", np.stack([X, 2 * X], axis=1) @ b, 1, observed=X + NOISE)
+
+
+def flat_and_proper():
+    b = pm.Flat("b", shape=2)
+    pm.Normal("y", np.stack([X, X**2], axis=1) @ b, 1, observed=X + NOISE)
+
+
+def flat_in_large_units():
+    pm.Bernoulli("y", logit_p=pm.Flat("a") + pm.Flat("b") * X / 100, observed=X + NOISE > 0)
+
+
+def scale_without_prior():
+    pm.Normal("y", pm.Flat("a"), pm.HalfFlat("sd"), observed=NOISE)
+
+
+@pytest.mark.parametrize(
+    ("build", "is_improper"),
+    [
+        (separated, True),
+        (collinear, True),
+        (flat_and_proper, False),
+        (flat_in_large_units, False),
+        (scale_without_prior, False),
+    ],
+)
+def test_improper_posteriors_are_warned_of(build, is_improper):
+    with pm.Model(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        build()
+        SGHMC(batch_size=50, gradient="control_variates", compile_kwargs={"mode": "FAST_COMPILE"})
+    texts = [str(w.message) for w in caught if "improper" in str(w.message)]
+    assert len(texts) == is_improper
+    assert all("proper priors" in text for text in texts)
