@@ -6,21 +6,25 @@ Knows versions and their features; knows no samplers and no mathematics.
 
 import inspect
 import logging
+import math
 import multiprocessing
 import os
 import sys
 import threading
 import time
 
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pymc as pm
 import pymc.sampling.mcmc as _mcmc
 import xarray as xr
 
 from pymc.backends.base import BaseTrace
+from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import BlockedStep
 from pymc.util import get_random_generator
 from pytensor.tensor.subtensor import indices_from_subtensor
@@ -59,6 +63,7 @@ __all__ = [
     "StoredTrace",
     "SymbolicOp",
     "add_end_of_run_check",
+    "add_trigamma_to_numba",
     "ancestors",
     "index_entries",
     "indexes_leading_axes",
@@ -122,6 +127,46 @@ def _watch(parent, pid):
     os._exit(1)
 
 
+@cache
+def add_trigamma_to_numba() -> None:
+    """Give Numba a compiled trigamma function where PyTensor has none (2.38 and 3.3).
+
+    Without it gradients of Gamma, Beta, Student t and negative binomial likelihoods fall back to
+    Python, which is slow, and PyTensor warns of "object mode". Delete when PyTensor compiles it.
+    """
+    try:
+        from pytensor.link.numba.dispatch import basic, scalar
+        from pytensor.scalar.basic import ScalarOp
+        from pytensor.scalar.math import TriGamma
+    except ImportError:  # without Numba there is nothing to add to
+        return
+    dispatched = basic.numba_funcify_and_cache_key.dispatch
+    if hasattr(TriGamma, "nfunc_spec") or dispatched(TriGamma) is not dispatched(ScalarOp):
+        return
+    register = getattr(scalar, "register_scalar_funcify", basic.register_funcify_and_cache_key)
+
+    @register(TriGamma)
+    def numba_trigamma(op: Any, node: Any, **kwargs: Any) -> tuple[Any, str]:
+        return basic.numba_njit(_trigamma), scalar.scalar_op_cache_key(op)
+
+
+def _trigamma(x: float) -> float:
+    """Second derivative of log Γ(x): the recurrence up to 15, then the asymptotic series."""
+    if x <= 0 and x == math.floor(x):
+        return math.inf
+    z = 1 - x if x < 0 else x
+    value = 0.0
+    while z < 15:
+        value += 1 / z**2
+        z += 1
+    y = 1 / z**2
+    series = 1 + y * (1 / 6 - y * (1 / 30 - y * (1 / 42 - y * (1 / 30 - y * (5 / 66)))))
+    value += y / 2 + series / z
+    if x < 0:  # reflection
+        return (math.pi / math.sin(math.pi * x)) ** 2 - value
+    return value
+
+
 class ChainSetup(BlockedStep):
     """Gives a step method one hook, ``begin_chain(rng)``, before each chain.
 
@@ -137,6 +182,7 @@ class ChainSetup(BlockedStep):
         """Check the call first: PyMC's own ``__new__`` takes any argument and fails obscurely."""
         vars = args[0] if args else kwargs.get("vars")
         kwargs["model"] = check_call(cls, vars, kwargs, kwargs.get("model"))
+        add_trigamma_to_numba()
         return super().__new__(cls, *args, **kwargs)
 
     def __init_subclass__(cls, **kwargs):
@@ -272,7 +318,18 @@ def toposort(outputs, leaves):
     return io_toposort(list(leaves), list(outputs))
 
 
-def add_end_of_run_check(check):
+def _without_target_accept(idata: Any, warnings: Iterable[SamplerWarning]) -> list[SamplerWarning]:
+    """Leave out PyMC's advice to raise ``target_accept`` where no step has that argument.
+
+    PyMC 5 and 6 give it for each draw with the statistic ``diverging``, whichever step reports it.
+    """
+    stats = getattr(idata, "sample_stats", {})
+    if "configurational_temperature" not in stats or "tree_size" in stats:
+        return list(warnings)
+    return [warning for warning in warnings if warning.kind is not WarningType.DIVERGENCES]
+
+
+def add_end_of_run_check(check: Callable[[Any], list[SamplerWarning]]) -> None:
     """Let ``check(idata) -> list of SamplerWarning`` speak after each ``pm.sample``, once.
 
     PyMC 5 and 6 run their convergence checks over the finished result, all chains together,
@@ -286,7 +343,7 @@ def add_end_of_run_check(check):
         return
 
     def run_convergence_checks(idata, model):
-        warnings = list(original(idata, model))
+        warnings = _without_target_accept(idata, original(idata, model))
         try:
             warnings += check(idata)
         except Exception:  # a check must not cost a finished run

@@ -1,14 +1,20 @@
 """From the draws of a run to unconstrained positions, and full-data gradients there.
 
-Knows PyMC models and what ``pm.sample`` returned; knows no steps. Draws are judged by the model's
-own log-density, but for models of ``pm.Minibatch``, which have none of all data.
+Knows PyMC models and what ``pm.sample`` returned; knows no steps. The gradients are those of the
+model's own log-density. Only a model of ``pm.Minibatch`` has none of all data: its log-density is
+put together from its rows.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 
+from pymc.model import Model
 from pymc.pytensorf import compile, rewrite_pregrad
 from pytensor.graph.replace import clone_replace
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_sghmc.checks import quoted
 from pymc_sghmc.models.contract import minibatch_log_density
@@ -25,8 +31,8 @@ __all__ = [
 ]
 
 
-def full_data_logp(model):
-    """Log-density of the unknowns given all data, those behind ``pm.Minibatch`` included.
+def full_data_logp(model: Model) -> TensorVariable:
+    """Return the log-density of the parameters given all data, those behind ``pm.Minibatch`` included.
 
     PyMC's ``remove_minibatched_nodes`` fails on observed variables of two axes (PyMC 5.28, 6.4).
     """
@@ -45,15 +51,15 @@ def full_data_logp(model):
     )
 
 
-def posterior_draws(idata, model) -> dict[str, np.ndarray]:
-    """Draws of each unknown on the model's own scale, shape (chain, draw, ...), by name."""
+def posterior_draws(idata: Any, model: Model) -> dict[str, np.ndarray]:
+    """Return draws of each parameter on the model's own scale, shape (chain, draw, ...), by name."""
     posterior = getattr(idata, "posterior", {})
     missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
     if missing:
         raise ValueError(
             f"check_bias: idata.posterior has no draws of {quoted(missing)}. The "
-            "gradient needs all unknowns of the model: pass the model that made this run, and "
-            "sample without var_names."
+            "gradient needs all parameters of the model: pass the model that made this run, and "
+            "sample without var_names. With Bambi pass Bambi's own model."
         )
     draws = {}
     for rv in model.free_RVs:
@@ -69,10 +75,10 @@ def posterior_draws(idata, model) -> dict[str, np.ndarray]:
     return draws
 
 
-def unconstrained_draws(model, draws) -> dict[str, np.ndarray]:
+def unconstrained_draws(model: Model, draws: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Map draws to the space of the value variables, shape (chain, draw, ...), by their names.
 
-    The parameters of a transform, such as the bounds of an Interval, may depend on other unknowns
+    The parameters of a transform, such as the bounds of an Interval, may depend on other variables
     and are taken at the same draw.
     """
     rvs = model.free_RVs
@@ -95,8 +101,10 @@ def unconstrained_draws(model, draws) -> dict[str, np.ndarray]:
     return {value.name: result for value, result in zip(values, results, strict=True)}
 
 
-def full_data_gradients(model, draws, compile_kwargs=None) -> np.ndarray:
-    """∇log p of all data with respect to the continuous unknowns, shape (chain, draw, d)."""
+def full_data_gradients(
+    model: Model, draws: dict[str, np.ndarray], compile_kwargs: Mapping[str, Any] | None = None
+) -> np.ndarray:
+    """Return ∇log p of all data by the continuous parameters, shape (chain, draw, d)."""
     logp = rewrite_pregrad(full_data_logp(model))
     gradient = pt.concatenate([g.ravel() for g in pt.grad(logp, model.continuous_value_vars)])
     kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
@@ -110,8 +118,10 @@ def full_data_gradients(model, draws, compile_kwargs=None) -> np.ndarray:
     return np.array(rows, dtype=float).reshape(n_chains, n_draws, -1)
 
 
-def jumping_variables(model, draws, compile_kwargs=None) -> list[str]:
-    """Names of the continuous unknowns at which the log-density of all data jumps, near a draw."""
+def jumping_variables(
+    model: Model, draws: dict[str, np.ndarray], compile_kwargs: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return the names of the variables at which the log-density jumps, near a draw."""
     logp = full_data_logp(model)
     values = model.continuous_value_vars
     conditional = conditional_unknowns(logp, values)
@@ -130,7 +140,7 @@ def jumping_variables(model, draws, compile_kwargs=None) -> list[str]:
     )
 
 
-def _wrong_shape(rv, values):
+def _wrong_shape(rv: TensorVariable, values: np.ndarray) -> ValueError:
     return ValueError(
         f"check_bias: the draws of {rv.name!r} have shape {values.shape[2:]}, which isn't the "
         "model's. Pass the model that made this run, with the same data."

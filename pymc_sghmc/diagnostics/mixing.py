@@ -1,34 +1,34 @@
-"""Whether the chains of a run agree, in numbers and in words. Knows draws and ArviZ; no models, no steps."""
+"""Whether the chains of a run agree. Knows draws and ArviZ; no models, no steps."""
 
 import arviz as az
 import numpy as np
 import pandas as pd
 import xarray as xr
 
-__all__ = ["by_variable", "mixing", "say_unmixed", "unmixed"]
+__all__ = ["by_variable", "mixing", "not_mixed", "report_not_mixed"]
 
-MOST_R_HAT = 1.05  # rank-normalised, of chains that agree
-HUGE = 1e6  # and beyond it, of chains that don't move
-FEWEST_DRAWS = 100  # effective draws of the bulk, over all chains
+MAX_R_HAT = 1.05  # rank-normalised, of chains that agree
+HUGE = 1e6  # an R-hat above it means that a parameter doesn't move
+MIN_EFFECTIVE_DRAWS = 100  # of the bulk, over all chains
 
 
-def mixing(positions, weights, names) -> pd.DataFrame:
-    """Return ``r_hat`` (rank-normalised) and ``ess_bulk`` of each unknown.
+def mixing(positions: np.ndarray, weights: np.ndarray, names: list[str]) -> pd.DataFrame:
+    """Return ``r_hat`` (rank-normalised) and ``ess_bulk`` of each parameter.
 
     Parameters
     ----------
     positions : array of shape (chain, draw, d)
     weights : array of shape (chain, draw)
-        Draws that have none in some chain are left out. One chain is compared with itself, in
-        halves.
+        Draws whose weight is zero in some chain are left out. A single chain is split in halves,
+        which are compared with each other.
     names : list of str
-        Of the unknowns.
+        Names of the parameters.
     """
     draws = positions[:, (weights > 0).all(axis=0)]
     if len(draws) == 1:
         half = draws.shape[1] // 2
         draws = np.stack([draws[0, :half], draws[0, half : 2 * half]])
-    data = xr.Dataset({"x": (("chain", "draw", "unknown"), draws)})
+    data = xr.Dataset({"x": (("chain", "draw", "parameter"), draws)})
     with np.errstate(all="ignore"):
         r_hat, ess = (np.asarray(of(data)["x"], dtype=float) for of in (az.rhat, az.ess))
     r_hat[~(r_hat < HUGE)] = np.inf  # not a number where nothing has moved
@@ -36,41 +36,40 @@ def mixing(positions, weights, names) -> pd.DataFrame:
     return pd.DataFrame({"r_hat": r_hat, "ess_bulk": ess}, index=names)
 
 
-def unmixed(table) -> pd.DataFrame:
-    """Return the rows of those unknowns on which chains disagree or say little, the worst first."""
-    found = table[~((table["r_hat"] <= MOST_R_HAT) & (table["ess_bulk"] >= FEWEST_DRAWS))]
-    return found.sort_values(["r_hat", "ess_bulk"], ascending=[False, True])
+def not_mixed(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of those parameters that haven't mixed, the worst first."""
+    has_mixed = (table["r_hat"] <= MAX_R_HAT) & (table["ess_bulk"] >= MIN_EFFECTIVE_DRAWS)
+    return table[~has_mixed].sort_values(["r_hat", "ess_bulk"], ascending=[False, True])
 
 
-def say_unmixed(table) -> list[str]:
-    """Say which unknowns haven't mixed, the worst in the first line, and what to do; [] if all have."""
-    found = unmixed(table)
-    if found.empty:
+def report_not_mixed(table: pd.DataFrame) -> list[str]:
+    """Return lines on the parameters that haven't mixed, the worst in the first, [] if all have."""
+    rows = not_mixed(table)
+    if rows.empty:
         return []
-    r_hat = found["r_hat"]
-    ess = found["ess_bulk"]
-    words = []
+    r_hat = rows["r_hat"]
+    ess = rows["ess_bulk"]
+    reasons = []
     if np.isinf(r_hat.max()):
-        words.append(f"R-hat of {r_hat.idxmax()} is infinite, as of one that hasn't moved")
-    elif r_hat.max() > MOST_R_HAT:
-        words.append(f"R-hat of {r_hat.idxmax()} is {r_hat.max():.2f}")
-    if ess.min() < FEWEST_DRAWS:
-        words.append(f"{ess.idxmin()} has {ess.min():.0f} effective draws")
-    which = f"; unmixed are {by_variable(found.index, table.index)}" if len(table) > 1 else ""
+        reasons.append(f"R-hat of {r_hat.idxmax()} is infinite, as it did not move")
+    elif r_hat.max() > MAX_R_HAT:
+        reasons.append(f"R-hat of {r_hat.idxmax()} is {r_hat.max():.2f}")
+    if ess.min() < MIN_EFFECTIVE_DRAWS:
+        reasons.append(f"{ess.idxmin()} has {ess.min():.0f} effective draws")
+    which = f"; not mixed: {by_variable(rows.index, table.index)}" if len(table) > 1 else ""
     return [
-        f"The chains haven't mixed: {', '.join(words)}{which}.",
-        f"So there is no verdict on bias, which takes R-hat below {MOST_R_HAT} and {FEWEST_DRAWS} "
-        "effective draws over all chains, of each unknown.",
-        "Raise tune and draws. If R-hat stays, chains sit in several modes, or steps that suit one "
-        "part of the posterior don't suit another, as in a funnel: write the model otherwise, or "
-        "take NUTS.",
+        f"The chains haven't mixed: {', '.join(reasons)}{which}.",
+        "Raise tune and draws. If R-hat stays high, chains sit in several modes, or the posterior "
+        "is a funnel, which no single step size suits: rewrite the model, or use NUTS.",
+        f"There is no verdict on bias: it needs R-hat of at most {MAX_R_HAT} and "
+        f"{MIN_EFFECTIVE_DRAWS} effective draws over all chains, for each parameter.",
     ]
 
 
-def by_variable(found, names) -> str:
-    """Say how many entries of each variable are among those ``found``, the most first."""
-    counts = pd.Series([_variable(name) for name in found]).value_counts()
-    sizes = pd.Series([_variable(name) for name in names]).value_counts()
+def by_variable(names: pd.Index, all_names: pd.Index) -> str:
+    """List how many of all entries of each variable are among ``names``, the most first."""
+    counts = pd.Series([_variable(name) for name in names]).value_counts()
+    sizes = pd.Series([_variable(name) for name in all_names]).value_counts()
     listed = [
         f"{n} of {sizes[name]} in {name}" if sizes[name] > 1 else name for name, n in counts.items()
     ]
@@ -78,5 +77,5 @@ def by_variable(found, names) -> str:
     return ", ".join(listed[:5] + more if more else listed)
 
 
-def _variable(name) -> str:
+def _variable(name: str) -> str:
     return name.partition("[")[0]

@@ -1,18 +1,21 @@
-"""Pictures of a finished run: its temperatures, and its traces beside the bias report."""
+"""Plots of a finished run: its temperatures, and its traces beside the bias report."""
+
+from typing import Any
 
 import numpy as np
 
+from pymc_sghmc.diagnostics.report import BiasReport
 from pymc_sghmc.diagnostics.temperatures import step_statistics
 
 __all__ = ["plot_bias", "plot_temperatures"]
 
 
-def plot_temperatures(idata, axes=None):
-    """Draw the running mean of each temperature over the target's, chain by chain.
+def plot_temperatures(idata: Any, axes: Any = None) -> np.ndarray:
+    """Plot the running mean of each temperature, divided by its target, chain by chain.
 
-    The line at 1 is the target, the band about it ±10 %. The configurational temperature
-    (continuous) should end there; the kinetic one (dashed; SGLD has none) lies above it by a factor
-    that friction and integrator set, and should be level.
+    The line at 1 is the target, the band around it ±10 %. The configurational temperature (solid
+    line) should end there. The kinetic one (dashed; SGLD has none) lies above it by a factor that
+    depends on friction and integrator, and should be level.
 
     Parameters
     ----------
@@ -28,8 +31,8 @@ def plot_temperatures(idata, axes=None):
     steps = step_statistics(idata)
     if not steps:
         raise ValueError(
-            "plot_temperatures: idata.sample_stats has no temperatures. They come from runs with a "
-            "step of pymc_sghmc."
+            "plot_temperatures: idata.sample_stats has no temperatures. Pass a run that was sampled "
+            "with SGHMC, SGLD or SGNHT."
         )
     if axes is None:
         _, axes = _pyplot("plot_temperatures").subplots(
@@ -60,20 +63,20 @@ def plot_temperatures(idata, axes=None):
     return axes
 
 
-def plot_bias(idata, report, n_worst=3):
-    """Draw the temperatures of a run, and the traces of the unknowns that are furthest off.
+def plot_bias(idata: Any, report: BiasReport, n_worst: int = 3) -> np.ndarray:
+    """Plot the temperatures of a run, and the traces of the parameters with the largest bias.
 
     Traces are on PyMC's unconstrained scale, at the draws that have gradients. The band is the
-    posterior mean ± 2 standard deviations as the report estimates them.
+    posterior mean ± 2 standard deviations, as estimated by the report.
 
     Parameters
     ----------
     idata : InferenceData or DataTree
         What ``pm.sample`` returned.
     report : BiasReport
-        What `check_bias` made of it.
+        The report of `check_bias` on this run.
     n_worst : int, default 3
-        Number of unknowns.
+        Number of parameters.
 
     Returns
     -------
@@ -89,7 +92,7 @@ def plot_bias(idata, report, n_worst=3):
     if n_steps:
         plot_temperatures(idata, axes[:n_steps])
     for axis, (name, row) in zip(axes[n_steps:], worst.iterrows(), strict=True):
-        trace = report.draws["position"].sel(unknown=name)
+        trace = report.draws["position"].sel(parameter=name)
         sd = float(trace.std()) / row["sd_ratio"]
         mean = float(trace.mean()) - sd * row["mean_shift"]
         if np.isfinite(sd):
@@ -104,8 +107,8 @@ def plot_bias(idata, report, n_worst=3):
     return axes
 
 
-def _running_mean(measured, target, weight):
-    """Weighted mean of the draws so far, over the target; what isn't finite is passed over."""
+def _running_mean(measured: np.ndarray, target: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return the weighted mean of the draws so far over the target, of those that are finite."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = measured / target
         used = np.isfinite(ratio)
@@ -113,7 +116,7 @@ def _running_mean(measured, target, weight):
         return np.cumsum(weight * np.where(used, ratio, 0.0)) / np.cumsum(weight)
 
 
-def _pyplot(caller):
+def _pyplot(caller: str) -> Any:
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:

@@ -1,12 +1,13 @@
-"""What draws and the gradients at some of them say about bias. Knows arrays and ArviZ, no models.
+"""Bias, estimated from draws and the gradients at some of them. Knows arrays and ArviZ, no models.
 
 Under the posterior p and for any fixed c, Stein's identities hold: E[∇log p(θ)] = 0 and
-E[(θ−c) ∇log p(θ)ᵀ] = −I. Draws of another law break them, and on a Gaussian posterior of mean m
-and covariance P they say by how much: ∇log p(θ) = −P⁻¹(θ−m), so that draws of mean c and
+E[(θ−c) ∇log p(θ)ᵀ] = −I. Draws of another distribution violate them. On a Gaussian posterior of
+mean m and covariance P the violations show the bias: ∇log p(θ) = −P⁻¹(θ−m), so that draws of mean c and
 covariance S give −E[(θ−c)∇log pᵀ] = S P⁻¹ and −P E[∇log p] = c − m.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import arviz as az
 import numpy as np
@@ -14,7 +15,7 @@ import xarray as xr
 
 __all__ = ["Estimate", "SteinEstimates", "stein_estimates"]
 
-DRAWS_PER_UNKNOWN = 5  # effective draws from which a covariance matrix can be estimated
+DRAWS_PER_PARAMETER = 5  # effective draws from which a covariance matrix can be estimated
 
 
 class Estimate(NamedTuple):
@@ -25,7 +26,7 @@ class Estimate(NamedTuple):
 
 
 class SteinEstimates(NamedTuple):
-    """Per unknown, then per group of unknowns, then over all of them.
+    """Per parameter, then per group of parameters, then over all of them.
 
     ``mean_shift`` is (c − m)/sd of the posterior, ``temperature`` −E[(θ_i−c_i) ∂log p/∂θ_i],
     ``log_sd_ratio`` the logarithm of the draws' standard deviation over the posterior's.
@@ -37,14 +38,20 @@ class SteinEstimates(NamedTuple):
     uses_correlations: bool
 
 
-def stein_estimates(positions, weights, thinned, gradients, groups=()) -> SteinEstimates:
-    """Estimate how far the law of the draws is from that whose gradients are given.
+def stein_estimates(
+    positions: np.ndarray,
+    weights: np.ndarray,
+    thinned: np.ndarray,
+    gradients: np.ndarray,
+    groups: Iterable[slice] = (),
+) -> SteinEstimates:
+    """Estimate how far the draws are from the distribution whose gradients are given.
 
     With enough draws the posterior's covariance is estimated as P = F⁻¹S with
     F = −E[(θ−c)∇log pᵀ]: exact on a Gaussian for draws of any other Gaussian, and P = S on any
-    posterior for right draws. Else P_ii = S_ii/F_ii, as if F were diagonal. S and F come from the
-    same draws, so that most of their noise cancels; what is left is a mean over draws (the
-    influence function of the estimate), with an error like any other.
+    posterior for correct draws. With fewer draws P_ii = S_ii/F_ii, as if F were diagonal. S and F
+    come from the same draws, so most of their noise cancels. The residual is a mean over draws (the
+    influence function of the estimate), and its error is that of a mean.
 
     Parameters
     ----------
@@ -57,7 +64,7 @@ def stein_estimates(positions, weights, thinned, gradients, groups=()) -> SteinE
     gradients : array of shape (chain, thinned draw, d)
         Of the log-density.
     groups : sequence of slice
-        Unknowns to take means over.
+        Parameters to take means over.
 
     Returns
     -------
@@ -77,10 +84,10 @@ def stein_estimates(positions, weights, thinned, gradients, groups=()) -> SteinE
 
     with np.errstate(divide="ignore", invalid="ignore"):
         effective = np.median(variance / _mcse(u, w) ** 2)
-        uses_correlations = bool(effective >= DRAWS_PER_UNKNOWN * d)
-        fitted_unknowns = 1.0
+        uses_correlations = bool(effective >= DRAWS_PER_PARAMETER * d)
+        correction = 1.0
         if uses_correlations:
-            fitted_unknowns = np.sqrt(effective / (effective - d))  # degrees of freedom
+            correction = np.sqrt(effective / (effective - d))  # degrees of freedom
             share = w / w.sum()
             S = np.einsum("cn,cni,cnj->ij", share, u, u)
             F = -np.einsum("cn,cni,cnj->ij", share, u, g_centred)
@@ -100,11 +107,9 @@ def stein_estimates(positions, weights, thinned, gradients, groups=()) -> SteinE
             fitted = u**2 / p
             fitted_all = u_all**2 / p
         sd = np.sqrt(p)
-        shift = _helped_mean(
-            step / sd, (theta - centre) / sd, u_all / sd, w, w_all, fitted_unknowns
-        )
+        shift = _helped_mean(step / sd, (theta - centre) / sd, u_all / sd, w, w_all, correction)
         virial, fitted, fitted_all = (_and_groups(x, groups) for x in (virial, fitted, fitted_all))
-        heat = _helped_mean(virial, fitted, fitted_all, w, w_all, fitted_unknowns)
+        heat = _helped_mean(virial, fitted, fitted_all, w, w_all, correction)
         if uses_correlations:
             variance_all = _mean(u_all**2, w_all)
             log_sd, square, square_all, difference = (
@@ -116,18 +121,16 @@ def stein_estimates(positions, weights, thinned, gradients, groups=()) -> SteinE
                     np.log(variance_all / variance),  # to first order, that of the squares
                 )
             )
-            log_ratio = _helped_mean(
-                log_sd, square, square_all, w, w_all, fitted_unknowns, difference
-            )
+            log_ratio = _helped_mean(log_sd, square, square_all, w, w_all, correction, difference)
         else:
             log_ratio = Estimate(np.log(heat.mean) / 2, heat.error / heat.mean / 2)
     return SteinEstimates(shift, heat, log_ratio, uses_correlations)
 
 
-def _heat(u, w, S, P):
+def _heat(u: np.ndarray, w: np.ndarray, S: np.ndarray, P: np.ndarray) -> np.ndarray:
     """uᵀS⁻¹(S−P)S⁻¹u without its mean and its part linear in u, shape (chain, draw).
 
-    Of a skewed posterior heat moves the mean, and E[∇log p] can't tell: it stays zero in a
+    Heat moves the mean of a skewed posterior, and E[∇log p] does not show it: it stays zero in a
     stationary run with any gradient noise. With K the third derivative of log p, E[∇log p] = 0
     under draws N(c, S) and under the posterior, N(m, P) in second moments, gives
     c − m = P K(S−P)/2, and K(S−P) is the covariance of ∇log p with this quadratic form.
@@ -138,14 +141,22 @@ def _heat(u, w, S, P):
     return q - whitened @ _mean(u * q[..., None], w)
 
 
-def _helped_mean(y, x, x_all, w, w_all, correction, difference=None) -> Estimate:
-    """Mean of y, known at few draws, with the help of x, known at all (double sampling).
+def _helped_mean(
+    y: np.ndarray,
+    x: np.ndarray,
+    x_all: np.ndarray,
+    w: np.ndarray,
+    w_all: np.ndarray,
+    correction: float,
+    difference: np.ndarray | None = None,
+) -> Estimate:
+    """Return the mean of y, known at few draws, by means of x, known at all (double sampling).
 
-    y = b x + rest by regression at the few draws: the mean of the rest comes from them, that of x
-    from all, and their errors add as uncorrelated ones (Cochran 1977, section 12.6). On a Gaussian
-    the rest vanishes, and a few gradients do as well as one at each draw. ``correction`` of the
-    rest's error is for what was fitted to it before; ``difference`` replaces the means of x over
-    all draws less that over the few.
+    y = b x + residual by regression at the few draws. The mean of the residual comes from them,
+    that of x from all draws, and their errors add as uncorrelated ones (Cochran 1977, section 12.6).
+    On a Gaussian the residual vanishes, and a few gradients are as good as one at each draw.
+    ``correction`` multiplies the residual's error, for the degrees of freedom that were fitted
+    before. ``difference`` replaces the mean of x over all draws minus that over the few.
     """
     y_mean = _mean(y, w)
     x_mean = _mean(x, w)
@@ -158,19 +169,19 @@ def _helped_mean(y, x, x_all, w, w_all, correction, difference=None) -> Estimate
     return Estimate(mean, error)
 
 
-def _mean(x, w):
-    """Weighted mean over chains and draws."""
+def _mean(x: np.ndarray, w: np.ndarray) -> Any:
+    """Return the weighted mean over chains and draws."""
     return np.einsum("cn,cn...->...", w / w.sum(), x)
 
 
-def _mcse(x, w):
-    """Monte Carlo standard error of the weighted mean, for each column."""
+def _mcse(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Return the Monte Carlo standard error of the weighted mean, for each column."""
     influence = (w / w.mean())[..., None] * (x - _mean(x, w))
     data = xr.Dataset({"x": (("chain", "draw", "column"), influence)})
     return np.asarray(az.mcse(data)["x"], dtype=float)
 
 
-def _and_groups(x, groups):
-    """Columns of x, their means over each group, and over all."""
+def _and_groups(x: np.ndarray, groups: Iterable[slice]) -> np.ndarray:
+    """Return columns of x, their means over each group, and over all."""
     means = [x[..., group].mean(axis=-1, keepdims=True) for group in (*groups, slice(None))]
     return np.concatenate([x, *means], axis=-1)

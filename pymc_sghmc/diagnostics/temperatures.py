@@ -1,6 +1,6 @@
-"""The temperatures that a run reported, and what they say of its bias. Knows no steps, no models."""
+"""The temperatures of a run, and the warning if they are wrong. Knows no steps, no models."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import arviz as az
 import numpy as np
@@ -16,8 +16,11 @@ __all__ = [
 ]
 
 
+MIN_DRAWS = 100  # over all chains; the error of a mean over fewer correlated draws is too small
+
+
 class StepStatistics(NamedTuple):
-    """What one stochastic-gradient step reported; arrays of shape (chain, draw)."""
+    """Statistics of one stochastic-gradient step; arrays of shape (chain, draw)."""
 
     configurational: np.ndarray
     kinetic: np.ndarray
@@ -25,8 +28,8 @@ class StepStatistics(NamedTuple):
     weight: np.ndarray
 
 
-def step_statistics(idata) -> list[StepStatistics]:
-    """Return the statistics of each stochastic-gradient step of the run, none where it has none."""
+def step_statistics(idata: Any) -> list[StepStatistics]:
+    """Return the statistics of each stochastic-gradient step of the run, [] if it has none."""
     stats = getattr(idata, "sample_stats", {})
     if "configurational_temperature" not in stats:
         return []
@@ -34,14 +37,18 @@ def step_statistics(idata) -> list[StepStatistics]:
     kinetic = [np.full_like(values, np.nan) for values in configurational]
     if "kinetic_temperature" in stats:
         kinetic = _by_step(stats["kinetic_temperature"])
-    others = (_by_step(stats[name]) for name in ("target_temperature", "draw_weight"))
+    targets = _by_step(stats["target_temperature"])
+    weights = _by_step(stats["draw_weight"])
     return [
-        StepStatistics(*arrays) for arrays in zip(configurational, kinetic, *others, strict=True)
+        StepStatistics(configurational=c, kinetic=k, target=t, weight=w)
+        for c, k, t, w in zip(configurational, kinetic, targets, weights, strict=True)
     ]
 
 
-def mean_and_error(measured, target, weight) -> tuple[float, float]:
-    """Mean over the target, draws counted by weight, and its Monte Carlo error; NaN where none."""
+def mean_and_error(
+    measured: np.ndarray, target: np.ndarray, weight: np.ndarray
+) -> tuple[float, float]:
+    """Return the weighted mean over the target and its Monte Carlo error, NaN of too few draws."""
     used = np.isfinite(measured).all(axis=0) & (target > 0).all(axis=0)
     if used.sum() < 4:
         return np.nan, np.nan
@@ -52,11 +59,11 @@ def mean_and_error(measured, target, weight) -> tuple[float, float]:
     return mean, float(np.squeeze(az.mcse((ratio - mean) * weight)))
 
 
-def configurational_temperature(idata) -> tuple[np.ndarray, np.ndarray]:
+def configurational_temperature(idata: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the configurational temperature over the target's, with its Monte Carlo standard error.
 
-    By the virial theorem E[(θ−c)·∇U(θ)]/d is the temperature of the law that the chain samples,
-    for any integrator and with gradient noise. For a Gaussian posterior of covariance P it equals
+    By the virial theorem E[(θ−c)·∇U(θ)]/d is the temperature of the distribution that the chain
+    samples, for any integrator and with gradient noise. For a Gaussian posterior of covariance P it equals
     tr(P⁻¹Σ)/d, Σ being the draws' covariance: the mean ratio of variances along axes that whiten
     the posterior. So 1.2 means standard deviations about 10 % too large. Draws count by their
     ``draw_weight``.
@@ -89,44 +96,60 @@ def configurational_temperature(idata) -> tuple[np.ndarray, np.ndarray]:
         mean_and_error(step.configurational, step.target, step.weight)
         for step in step_statistics(idata)
     ]
-    known = [pair for pair in measured if np.isfinite(pair[0])]
-    means, errors = np.array(known).reshape(-1, 2).T
+    finite = [pair for pair in measured if np.isfinite(pair[0])]
+    means, errors = np.array(finite).reshape(-1, 2).T
     return means, errors
 
 
-def temperature_warnings(idata) -> list[SamplerWarning]:
-    """Warn, once for all steps, where a temperature is off by 10 % and by three standard errors."""
-    means, errors = configurational_temperature(idata)
-    texts = []
-    for i, (mean, error) in enumerate(zip(means, errors, strict=True)):
-        which = f" of stochastic-gradient step {i + 1} of {len(means)}" if len(means) > 1 else ""
-        text = f"The configurational temperature{which} is {mean:.3g} ± {error:.2g} times what it should be"
-        if abs(mean - 1) > max(0.1, 3 * error):
-            if mean > 1:
-                text += (
-                    f": posterior variances are about {mean:.3g} times the true ones, as a mean "
-                    "over all directions; check_bias tells of each unknown. Lower learning_rate "
-                    "or target_bias, raise batch_size, or leave more settings to the step; where "
-                    "the posterior is far from a Gaussian, use NUTS."
-                )
-            else:
-                text += (
-                    ": the chains haven't reached the posterior yet or move too slowly. Raise tune "
-                    "and draws, or leave more settings to the step."
-                )
-            texts.append(text)
-        elif error > 0.2:
-            texts.append(
-                f"{text}, too uncertain to tell whether the posterior is right: the chains differ "
-                "or are too short. Raise tune and draws."
-            )
+def temperature_warnings(idata: Any) -> list[SamplerWarning]:
+    """Warn, once for all steps, of temperatures off by 10 % and by three standard errors."""
+    steps = [step for step in step_statistics(idata) if _used_draws(step).any()]
+    texts = [_temperature_warning(step, i + 1, len(steps)) for i, step in enumerate(steps)]
+    texts = [text for text in texts if text is not None]
     if not texts:
         return []
     return [SamplerWarning(WarningType.BAD_PARAMS, " ".join(texts), "warn")]
 
 
-def _by_step(stat) -> list[np.ndarray]:
-    """Arrays of shape (chain, draw), one for each step method that reports the statistic."""
+def _temperature_warning(step: StepStatistics, number: int, n_steps: int) -> str | None:
+    which = f" of stochastic-gradient step {number} of {n_steps}" if n_steps > 1 else ""
+    n_draws = int(_used_draws(step).sum()) * len(step.target)
+    if n_draws < MIN_DRAWS:
+        return (
+            f"The configurational temperature{which} can't be judged from {n_draws} draws. Raise "
+            f"draws: at least {MIN_DRAWS} over all chains are needed."
+        )
+    mean, error = mean_and_error(step.configurational, step.target, step.weight)
+    measured = (
+        f"The configurational temperature{which} is {mean:.3g} ± {error:.2g} times its target"
+    )
+    if mean - 1 > max(0.1, 3 * error):
+        return (
+            f"{measured}: posterior variances are about {mean:.3g} times the correct ones, on "
+            "average over all directions. Lower learning_rate or target_bias, raise batch_size, or "
+            "leave more settings to the step. check_bias shows each parameter. If the posterior is "
+            "far from a Gaussian, use NUTS."
+        )
+    if 1 - mean > max(0.1, 3 * error):
+        return (
+            f"{measured}. Raise tune and draws, or leave more settings to the step: the chains "
+            "haven't reached the posterior yet, or move too slowly."
+        )
+    if error > 0.2:
+        return (
+            f"{measured}, too uncertain to show whether the posterior is correct. Raise tune and "
+            "draws: the chains differ, or are too short."
+        )
+    return None
+
+
+def _used_draws(step: StepStatistics) -> np.ndarray:
+    """Whether each draw has a temperature in all chains, and a target above zero."""
+    return np.isfinite(step.configurational).all(axis=0) & (step.target > 0).all(axis=0)
+
+
+def _by_step(stat: Any) -> list[np.ndarray]:
+    """Return arrays of shape (chain, draw), one for each step method that reports the statistic."""
     values = np.asarray(stat.transpose("chain", "draw", ...), dtype=float)
     flat = values.reshape(*values.shape[:2], -1)  # (chain, draw, step)
     return [flat[..., i] for i in range(flat.shape[2])]

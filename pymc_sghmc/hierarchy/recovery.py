@@ -6,11 +6,12 @@ Knows what ``pm.sample`` gives back and steps; no sampler.
 import numpy as np
 import xarray as xr
 
-from pymc.model import modelcontext
+from pymc.model import Model, modelcontext
 from pymc.progress_bar import CustomProgress
 from pymc.pytensorf import compile
 from pymc.util import get_random_generator
 
+from pymc_sghmc.bambi_draws import pymc_model_and_draws
 from pymc_sghmc.checks import quoted, whole_steps
 from pymc_sghmc.hierarchy.marginal import marginal_of
 
@@ -38,15 +39,16 @@ def recover_effects(
         Numbers of the groups whose effects are wanted, as rows have them; default: all. Of a
         million groups each draw of all effects takes 8 MB and some seconds.
     random_seed : int or numpy.random.Generator, optional
-    model : pm.Model, optional
+    model : pm.Model or bambi.Model, optional
         Whose draws they are; that of the context where none is given.
     progressbar : bool, default True
 
     Returns
     -------
     xarray.Dataset
-        With the effects' names and dims, and the same draws of all other variables of the
-        posterior; with ``groups``, of those that don't have one of the effects' dims.
+        With the effects' names, dims and coordinates, as ``pm.sample`` gives them, and the same
+        draws of all other variables of the posterior; with ``groups``, of those that don't have
+        one of the effects' dims. It can be passed to ``pm.sample_posterior_predictive``.
 
     Raises
     ------
@@ -84,11 +86,12 @@ def recover_effects(
             "several steps, that one."
         )
     try:
-        model = modelcontext(model)
+        model = modelcontext(None) if model is None else model
         gradient = step.tuner.gradient
     except TypeError:
         words = "recover_effects: call it within `with model:`, or pass model=."
         raise TypeError(words) from None
+    idata, model = pymc_model_and_draws(idata, model, "recover_effects")
     density = gradient.density
     marginal = marginal_of(density)
     if marginal is None:
@@ -144,18 +147,29 @@ def recover_effects(
     flat = [x.reshape(-1, *x.shape[2:]).astype(rv.dtype) for x, rv in zip(inputs, rvs, strict=True)]
     of_draws = dict(zip(rvs, flat, strict=True))
     effects = _as_variables(found, model, of_draws, of_groups, marginal)
-    if of_groups is None:
-        return thinned.assign(effects)
     by_value = {value.name: rv.name for value, rv in model.values_to_rvs.items()}
-    dims = {by_value[v]: effects[by_value[v]].dims[2 + n] for v, n in marginal.axes.items()}
-    rest = thinned.drop_dims(set(dims.values()), errors="ignore")
-    labels = {dim: _labels(model, dim, of_groups) for dim in dims.values()}
-    return rest.assign(effects).assign_coords(labels)
+    group_dims = {effects[by_value[value]].dims[2 + axis] for value, axis in marginal.axes.items()}
+    if of_groups is not None:
+        thinned = thinned.drop_dims(group_dims, errors="ignore")
+    result = thinned.assign(effects)
+    labels = {}
+    for effect in effects.values():
+        for dim in effect.dims[2:]:
+            entries = of_groups if dim in group_dims else None
+            labels[dim] = _labels(model, dim, result.sizes[dim], entries)
+    return result.assign_coords(labels)
 
 
-def _labels(model, dim, numbers):
+def _labels(model: Model, dim: str, length: int, entries: np.ndarray | None) -> np.ndarray:
+    """Return the coordinate of a dim, as pm.sample gives it, or those of its ``entries`` alone.
+
+    PyMC 5 compares it with the model's before it predicts, and draws effects anew where it differs.
+    """
     labels = model.coords.get(dim)
-    return numbers if labels is None else np.asarray(labels)[numbers]
+    if labels is None:
+        return np.arange(length) if entries is None else entries
+    labels = np.asarray(labels)
+    return labels if entries is None else labels[entries]
 
 
 def _checked(groups, n_groups):

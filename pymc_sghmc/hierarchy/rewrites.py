@@ -110,14 +110,16 @@ def advise_to_integrate_out(model, given, point, unknowns, gradient) -> None:
     n_rows = max(gradient.data.n_rows, default=0)
     if n_groups < MANY_GROUPS or n_rows > FEW_ROWS * n_groups or n_rows <= n_groups:
         return
+    without_draws = ""
+    if given["recover"]:
+        without_draws = " With recover=False, without their draws, it is much faster, too."
     for some in [names, *([name] for name in names)]:
         d = unknowns.d - sum(np.size(point[name]) for name in some)
         if d <= MOST_LEFT and _can_be(model, some, point):
             _log.info(
                 f"{quoted(some)}: {n_groups:,} groups of {n_rows / n_groups:.1f} rows on average. "
                 f"marginalize={some!r} integrates them out and leaves {d} of {unknowns.d:,} "
-                "unknowns, which is safer with so few rows each; and faster by far with "
-                "recover=False, without their draws."
+                f"parameters, which is safer with so few rows each.{without_draws}"
             )
             return
 

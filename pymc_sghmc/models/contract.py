@@ -2,7 +2,7 @@
 
 Whichever way the data come in (`likelihoods`), the model becomes ``rest + Σ_groups N/n Σ_rows
 log p(row | θ)``, with batches as inputs of the graph, so that the caller draws the rows. What can't
-be cut into independent rows is refused here, in words. The model is never touched.
+be cut into independent rows is refused here, with the reason. The model is never touched.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ import pytensor.tensor as pt
 
 from pymc_sghmc.checks import is_whole, quoted
 from pymc_sghmc.compat import ancestors
+from pymc_sghmc.models.bad_data import refuse_empty_data
 from pymc_sghmc.models.graphs import (
     density_variables,
     full_data,
@@ -76,7 +77,7 @@ def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=No
     lengths : dict of {str: int}, optional
         Number of rows of the data that will take the place of these ``pm.Data``.
     without : tuple of TensorVariable
-        Unknowns whose priors are left out.
+        Parameters whose priors are left out.
 
     Returns
     -------
@@ -90,6 +91,8 @@ def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=No
     ValueError
         If the data can't be cut into independent rows, or ``batch_size`` doesn't fit them.
     """
+    if batch_size not in (None, ALL_ROWS):
+        refuse_empty_data(model, lengths)
     variables = [v for v in density_variables(model) if v not in without]
     factors = dict(zip(variables, model.logp(vars=variables, sum=False), strict=True))
     minibatches = minibatch_outputs(factors.values())
@@ -118,11 +121,11 @@ def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=No
             )
         if shared_rows and variable not in model.observed_RVs:
             raise ValueError(
-                f"The unknown {variable.name!r} has a prior that depends on data that are cut "
-                f"into minibatches ({names_of(shared_rows)}): an unknown indexed by row can't be "
-                "sampled from minibatches. Give it a prior without these data and integrate it "
-                f"out, by marginalize=[{variable.name!r}], or use NUTS; what a prior takes from "
-                "the data as a whole, compute beforehand."
+                f"The parameter {variable.name!r} has a prior that depends on data that are cut "
+                f"into minibatches ({names_of(shared_rows)}), so it can't be evaluated on some of "
+                "their rows. If the prior uses a summary of the data, compute it before the model. "
+                "If the parameter has an entry for each row, give it a prior without these data "
+                f"and integrate it out by marginalize=[{variable.name!r}], or use NUTS."
             )
         rest.append(factor)
     check_rows(model, groups, model.initial_point() if initial_point is None else initial_point)
@@ -188,10 +191,10 @@ def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch, lengths
     if not by_rows:
         what = "marginalize" if batch_size == ALL_ROWS else f"batch_size={batch_size!r}"
         raise ValueError(
-            f"{what}: no likelihood of this model has rows that can be told apart. Rows lie on "
-            "the leading axis of an observed variable with one log-likelihood each; a time "
-            "series, a Gaussian process, a pm.Potential or a scalar has none. Leave "
-            f"{what.partition('=')[0]} out to use all data at every step, or use NUTS."
+            f"{what}: no likelihood of this model is a sum over independent rows. Leave "
+            f"{what.partition('=')[0]} out to use all data at every step, or use NUTS. Rows lie "
+            "on the leading axis of an observed variable and have one log-likelihood each; a "
+            "time series, a Gaussian process, a pm.Potential or a single number has none."
         )
     if batch_size == "auto":
         if from_minibatch:
@@ -213,7 +216,7 @@ def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch, lengths
 
     if unknown := [x for x in batch_size if not any(x in ls for ls in labels.values())]:
         raise ValueError(
-            f"batch_size={dict(batch_size)!r}: {unknown[0]!r} names no group of rows. "
+            f"batch_size={dict(batch_size)!r}: {unknown[0]!r} is not the name of a group of rows. "
             f"This model has: {listing}."
         )
     sizes = {}
@@ -222,7 +225,7 @@ def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch, lengths
         given = {checked_size(batch_size[name], key) for name in named}
         if len(given) > 1:
             raise ValueError(
-                f"batch_size={dict(batch_size)!r}: gives {sorted(given)} to the same rows. Name "
+                f"batch_size={dict(batch_size)!r} gives {sorted(given)} to the same rows. Name "
                 f"them once. This model has: {listing}."
             )
         if given or from_minibatch:

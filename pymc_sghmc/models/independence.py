@@ -1,14 +1,17 @@
-"""The check that rows of data are independent given the unknowns, and the words if they aren't."""
+"""The check that rows of data are independent given the parameters, and its messages."""
 
 import numpy as np
 
 from pymc.logprob.utils import ParameterValueError
+from pymc.model import Model
 from pymc.pytensorf import compile
 from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Constant
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_sghmc.checks import quoted
-from pymc_sghmc.models.graphs import array_of, odd_values
+from pymc_sghmc.models.bad_data import not_finite
+from pymc_sghmc.models.graphs import array_of
 
 __all__ = ["STABLE", "check_rows", "leading_dim", "not_sliceable"]
 
@@ -50,8 +53,10 @@ def check_rows(model, groups, point) -> None:
         for mode in MODES:
             terms = _compiled(model, group, mode)
             n_finite = 0
+            points = []
             for scale in JITTERS:
                 theta = [_jittered(point[v.name], v, scale, rng) for v in model.value_vars]
+                points.append(theta)
                 # The few first: a term that isn't computed by row may need N² entries.
                 if all(_row_by_row(model, group, terms, theta, data, rng) for data in (few, many)):
                     n_finite += 1
@@ -61,19 +66,10 @@ def check_rows(model, groups, point) -> None:
             if n_finite == ENOUGH_POINTS:
                 break
         if n_finite == 0:
-            for source, array in zip(group.full_data, many, strict=True):
-                odd = odd_values([array])
-                if odd:
-                    raise ValueError(
-                        f"The log-likelihood of {quoted(group.terms)} is not finite: "
-                        f"{source.name or 'an array'} has {odd}. Drop these rows, or impute them "
-                        "beforehand."
-                    )
-            raise ValueError(
-                f"The log-likelihood of {quoted(group.terms)} is infinite or not a number at "
-                "and near the starting point, so that nothing can be learnt about its rows. Give "
-                "the unknowns an initval at which it is finite; model.debug() shows where it isn't."
-            )
+            named = [
+                (source.name, array) for source, array in zip(group.full_data, many, strict=True)
+            ]
+            raise not_finite(model, group.terms, terms, points, named, step)
 
 
 def _compiled(model, group, mode):
@@ -113,11 +109,11 @@ def _row_by_row(model, group, terms, theta, arrays, rng, certain=True) -> bool:
                 raise not_sliceable(model, name, group.n_rows, reason)
             if not np.allclose(part, whole[idx], rtol=tolerance, atol=tolerance, equal_nan=True):
                 raise ValueError(
-                    f"The rows of {name!r} are not independent given the unknowns: the "
+                    f"The rows of {name!r} are not independent given the parameters: the "
                     "log-likelihood of the same rows changes with which other rows are in the "
-                    "minibatch. Look for a mean, a sum, a sort, a difference, a position or a "
-                    "recursion over rows in the model (such as X.mean(axis=0)) and compute it from "
-                    "the full data beforehand; for time series and Gaussian processes use NUTS."
+                    "minibatch. Compute means, sums, sorts, differences, positions and "
+                    "recursions over rows (such as X.mean(axis=0)) from the full data before the "
+                    "model. For time series and Gaussian processes use NUTS."
                     + _same_length(model, name, group.n_rows)
                 )
     return all(np.isfinite(whole).all() for whole in everything)
@@ -126,32 +122,42 @@ def _row_by_row(model, group, terms, theta, arrays, rng, certain=True) -> bool:
 def not_sliceable(model, name, n_rows, reason) -> ValueError:
     """Explain that the likelihood ``name`` needs all of its rows at once."""
     shapes = {name: np.shape(value) for name, value in model.initial_point().items()}
-    own = {rv.name: model.rvs_to_values[rv].name for rv in model.free_RVs}
-    by_row = [name for name, value in own.items() if shapes[value][:1] == (n_rows,)]
-    hint = f" {_integrate_by_row(by_row, n_rows)}" if by_row else ""
+    by_row = [rv for rv in model.free_RVs if shapes[model.rvs_to_values[rv].name][:1] == (n_rows,)]
+    if joint := _with_joint_prior(model, by_row):
+        return ValueError(
+            f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows: "
+            f"{quoted(joint)} has an entry for each row, and its prior is a joint one, such as a "
+            "time series or a Gaussian process. Leave batch_size out, or use NUTS."
+        )
+    hint = f" {_integrate_by_row([rv.name for rv in by_row], n_rows)}" if by_row else ""
     first_line = str(reason).strip().splitlines()[0] if str(reason).strip() else repr(reason)
     if isinstance(reason, IndexError) or "out of bounds" in first_line:
         return ValueError(
             f"The likelihood of {name!r} picks entries by number, as u[group], and some rows have "
-            f"a number for which there is no entry ({first_line}). They count from 0: give the "
-            "unknown one entry more than the largest."
+            f"a number for which there is no entry ({first_line}). Numbers count from 0: give the "
+            "parameter one entry more than the largest number."
         )
     return ValueError(
-        f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows.{hint} Data "
-        "of the likelihood need their rows on the leading axis, in the same order. Else "
-        "rearrange the data (constants that the model transposes or repeats go into pm.Data), "
-        "leave out numbers of rows that it repeats or scans by, or use "
-        f"NUTS.{_same_length(model, name, n_rows)} (PyTensor says: {first_line})"
+        f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows.{hint} Put "
+        "the rows of all its data on the leading axis, in the same order; put constants that the "
+        "model transposes or repeats into pm.Data; replace hard-coded row counts (tile, repeat, "
+        f"scan) by shapes; or use NUTS.{_same_length(model, name, n_rows)} (PyTensor says: {first_line})"
     )
 
 
-def _integrate_by_row(names, n_rows) -> str:
-    """Advice where unknowns have an entry for each row."""
+def _with_joint_prior(model: Model, variables: list[TensorVariable]) -> list[str]:
+    """Return the names of those variables whose prior isn't a product over entries."""
+    terms = model.logp(vars=variables, sum=False) if variables else []
+    return [rv.name for rv, term in zip(variables, terms, strict=True) if term.type.ndim == 0]
+
+
+def _integrate_by_row(names: list[str], n_rows: int) -> str:
+    """Advise where parameters have an entry for each row."""
     return (
-        f"An unknown with one entry per row, as {quoted(names)}, can't be sampled from "
+        f"A parameter with one entry per row, as {quoted(names)}, can't be sampled from "
         "minibatches. Integrate it out: give it a prior without data of the rows, let them see "
         f"{names[0]}[i] with i = pm.Data('i', np.arange({n_rows})), and pass "
-        f"marginalize={list(names)!r}."
+        f"marginalize={names!r}."
     )
 
 

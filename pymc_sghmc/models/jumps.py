@@ -5,15 +5,18 @@ no gradient there, and a sampler without a Metropolis test draws from another de
 temperature. Knows graphs and functions of a position; no steps.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pymc.logprob.utils import ParameterValueError
 from pytensor import scalar as ps
-from pytensor.graph.basic import Constant
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.type import TensorType
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_sghmc.compat import toposort
 
@@ -21,6 +24,8 @@ __all__ = ["conditional_unknowns", "jumping_unknowns"]
 
 ROUNDING = (ps.Ceil, ps.Floor, ps.IntDiv, ps.Mod, ps.RoundHalfAwayFromZero, ps.RoundHalfToEven,
             ps.Sign, ps.Trunc)  # fmt: skip
+# Functions that are constant somewhere, or have steps.
+FLAT = (*ROUNDING, ps.Abs, ps.Cast, ps.Clip, ps.ScalarMaximum, ps.ScalarMinimum, ps.Switch)
 N_CELLS = 20  # of a line; the least even one is looked into
 SCALES = 3.0, 0.1  # of the line, times 1 + |θ|
 JITTERS = 0.5, 0.1, 0.02, 0.0  # at the starting point itself both sides may happen to be equal
@@ -32,33 +37,65 @@ REMAINS_OF_FEW = 1 / 256
 ROUND_OFF = 1e4  # times the precision
 
 
-def conditional_unknowns(graph, unknowns) -> list:
-    """Return the unknowns on which a condition, an index or a rounded number in ``graph`` depends.
+def conditional_unknowns(
+    graph: TensorVariable, unknowns: Sequence[TensorVariable]
+) -> list[TensorVariable]:
+    """Return the parameters on which a condition, an index or a rounded number in ``graph`` depends.
 
-    Conditions that bound the support don't count: beyond it the density is zero.
+    Conditions that bound the support don't count: beyond it the density is zero. Nor do conditions
+    that hold almost nowhere, such as ``eq(p, 0)`` of a probability: they are there for rounding.
     """
     moved_by = {unknown: {unknown} for unknown in unknowns}
-    found = set()
+    flat = set()  # variables that may be constant on a set of positive probability
+    rare = set()  # conditions that hold almost nowhere
+    jumps_with = set()
     for node in toposort([graph], []):
         if isinstance(node.op, Shape | Shape_i):
             continue
-        scalar_op = getattr(node.op, "scalar_op", None)
-        inputs = node.inputs
-        if isinstance(node.op, CheckAndRaise):
-            inputs = inputs[:1]
-        elif isinstance(scalar_op, ps.Switch) and any(map(_is_nowhere, inputs[1:])):
-            inputs = inputs[1:]
-        moving = [v for v in inputs if v in moved_by]
+        moving = [v for v in _inputs_that_matter(node) if v in moved_by]
         if not moving:
             continue
         movers = set().union(*(moved_by[v] for v in moving))
         moved_by.update(dict.fromkeys(node.outputs, movers))
-        if any(_is_continuous(v) for v in node.outputs):
-            steps = [v for v in moving if not _is_continuous(v)]
-            if isinstance(node.op, Elemwise) and isinstance(scalar_op, ROUNDING):
+        if _may_be_flat(node, flat, rare):
+            flat.update(node.outputs)
+        if _holds_almost_nowhere(node, moving, flat, rare):
+            rare.update(node.outputs)
+        elif any(_is_continuous(v) for v in node.outputs):
+            steps = [v for v in moving if not _is_continuous(v) and v not in rare]
+            if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ROUNDING):
                 steps = moving
-            found.update(*(moved_by[v] for v in steps))
-    return [unknown for unknown in unknowns if unknown in found]
+            jumps_with.update(*(moved_by[v] for v in steps))
+    return [unknown for unknown in unknowns if unknown in jumps_with]
+
+
+def _inputs_that_matter(node: Apply) -> list[Variable]:
+    """Return the inputs by which the value may jump inside the support."""
+    if isinstance(node.op, CheckAndRaise):
+        return node.inputs[:1]
+    is_switch = isinstance(getattr(node.op, "scalar_op", None), ps.Switch)
+    if is_switch and any(map(_is_nowhere, node.inputs[1:])):
+        return node.inputs[1:]
+    return node.inputs
+
+
+def _may_be_flat(node: Apply, flat: set[Variable], rare: set[Variable]) -> bool:
+    """Whether a result may be constant on a set of positive probability, as of ``maximum(x, 0)``."""
+    scalar_op = getattr(node.op, "scalar_op", None)
+    if isinstance(scalar_op, ps.Switch) and node.inputs[0] in rare:
+        return any(v in flat for v in node.inputs[1:])
+    has_inner_graph = hasattr(node.op, "fgraph")
+    return has_inner_graph or isinstance(scalar_op, FLAT) or any(v in flat for v in node.inputs)
+
+
+def _holds_almost_nowhere(
+    node: Apply, moving: list[Variable], flat: set[Variable], rare: set[Variable]
+) -> bool:
+    """Whether a node is an equation of a continuous variable, or such a condition reshaped."""
+    if isinstance(node.op, DimShuffle):
+        return node.inputs[0] in rare
+    is_equation = isinstance(getattr(node.op, "scalar_op", None), ps.EQ)
+    return is_equation and all(_is_continuous(v) and v not in flat for v in moving)
 
 
 def _is_continuous(variable) -> bool:

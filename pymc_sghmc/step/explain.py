@@ -1,12 +1,23 @@
-"""Why a chain can't go on, in words: which unknown, which rows, and what to try. Changes nothing."""
+"""Why a chain can't go on: which parameter, which rows, and what to do. Changes nothing."""
+
+from typing import Any
 
 import numpy as np
 
-__all__ = ["explanation", "parting_words", "suspects"]
+from pymc_sghmc.models.unknowns import Unknowns
+
+__all__ = ["explanation", "likely_causes", "stop_message"]
 
 
-def explanation(error, unknowns, tuner, chain, start, draw) -> str:
-    """Say what isn't finite, where, and what may help.
+def explanation(
+    error: Any,
+    unknowns: Unknowns,
+    tuner: Any,
+    chain: Any,
+    start: np.ndarray | None,
+    draw: Any,
+) -> str:
+    """Explain what isn't finite, where, and what may help.
 
     Parameters
     ----------
@@ -17,25 +28,14 @@ def explanation(error, unknowns, tuner, chain, start, draw) -> str:
     start : array of shape (d,)
         Where the draw began.
     draw : Draw
-        As far as it went.
+        As far as it was made.
     """
-    density = tuner.gradient.density
-    data = tuner.gradient.data
-    what = "position"
-    bad = error.position
-    if np.isfinite(bad).all():
-        what = "gradient"
-        bad = error.gradient
-    if np.isfinite(bad).all():
-        where = f"the log-density of {', '.join(unknowns.names)} is {error.logp:.3g}"
-    else:
-        first = np.flatnonzero(~np.isfinite(np.diag(bad) if np.ndim(bad) == 2 else bad))
-        where = f"the {what} of {unknowns.name_of(first[0] if len(first) else 0)} is not finite"
-    given = ", ".join(name for name, _ in density.given_types)
+    where = _where(error, unknowns)
+    given = ", ".join(name for name, _ in tuner.gradient.density.given_types)
     others = f", or look at the steps that sample {given}" if given else ""
     odd = ""
     if np.isfinite(error.position).all():  # else the chain ran away, whatever the data
-        odd = data.odd_values(error.minibatch)
+        odd = tuner.gradient.data.odd_values(error.minibatch)
     rows = "the data" if error.minibatch is None else "these rows of the data"
     if odd == "missing values":
         return f"{where}: {rows} have {odd}. Drop such rows"
@@ -45,34 +45,47 @@ def explanation(error, unknowns, tuner, chain, start, draw) -> str:
             f"initvals to pm.sample{others}"
         )
     if odd:  # they may be bounds
-        return f"{where}: {rows} have {odd}. Drop such rows, if they aren't bounds"
+        return f"{where}: {rows} have {odd}. Drop such rows, unless they are bounds"
     eta = draw.learning_rate
-    n_draws = chain.n_tuned + chain.n_kept
-    advice = f"Try learning_rate={eta / 10:.2g}{others}"
-    setup = tuner.setup  # none where it failed
-    if tuner.settings.learning_rate is None and setup and not setup.fit.is_mode:
-        advice = (
-            f"No Gaussian is near this posterior: {suspects(tuner.gradient.density)}. Use NUTS for "
-            "this model, or priors that keep scales away from zero and from far out"
-        )
     return (
-        f"{where} at inner step {chain.n_updates} (draw {n_draws} of this chain) with "
-        f"learning_rate={eta:.3g}. {advice}"
+        f"{where} at inner step {chain.n_updates} (draw {chain.n_tuned + chain.n_kept} of this "
+        f"chain) with learning_rate={eta:.3g}. {_advice(tuner, eta)}{others}"
     )
 
 
-def suspects(density) -> str:
-    """Name what may keep a posterior from being near a Gaussian."""
+def _where(error: Any, unknowns: Unknowns) -> str:
+    """Name the quantity, and the parameter, that isn't finite."""
+    for kind, values in (("position", error.position), ("gradient", error.gradient)):
+        if np.isfinite(values).all():
+            continue
+        entries = np.diag(values) if np.ndim(values) == 2 else values
+        bad = np.flatnonzero(~np.isfinite(entries))
+        return f"the {kind} of {unknowns.name_of(bad[0] if len(bad) else 0)} is not finite"
+    return f"the log-density of {', '.join(unknowns.names)} is {error.logp:.3g}"
+
+
+def _advice(tuner: Any, learning_rate: float) -> str:
+    setup = tuner.setup  # None if it failed
+    if tuner.settings.learning_rate is None and setup and not setup.fit.is_mode:
+        return (
+            "Use NUTS for this model, or priors that keep scales away from zero and from very "
+            f"large values. {likely_causes(tuner.gradient.density)[:-1]}"
+        )
+    return f"Try learning_rate={learning_rate / 10:.2g}"
+
+
+def likely_causes(density: Any) -> str:
+    """Name what may keep a posterior from being near a Gaussian, as a sentence."""
     if not density.group_coefficients:
-        return "a funnel, a ridge or a flat direction, perhaps"
+        return "Likely causes are a funnel, a ridge or a flat direction."
     names = ", ".join(density.group_coefficients)
-    return f"the scales of {names} may be next to zero or hardly known, perhaps"
+    return f"The scales of {names} may be close to zero, or hardly determined by the data."
 
 
-def parting_words(sampler, message, n_kept) -> str:
-    """Say what becomes of the draws of a chain that ends early."""
+def stop_message(sampler: str, message: str, n_kept: int) -> str:
+    """Return the reason for which a chain ended early, and what becomes of its draws."""
     return (
-        f"{sampler} stopped: {message}. {n_kept} draws of this chain were made before it, and "
-        "PyMC returns what it would after an interruption: of several chains some may be cut "
-        "short or left out. A draw marked in sample_stats.diverging repeats the one before it."
+        f"{sampler} stopped: {message}. The {n_kept} draws of this chain before it are kept, as "
+        "after an interruption: of several chains some may be cut short or left out. A draw marked "
+        "in sample_stats.diverging repeats the one before it."
     )

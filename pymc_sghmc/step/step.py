@@ -27,14 +27,24 @@ from pymc_sghmc.interrupts import DelayedInterrupt
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.files import DataFileError, whole_files
 from pymc_sghmc.runs.shared_arrays import ByHandle
-from pymc_sghmc.step import cautions
 from pymc_sghmc.step.arguments import SharedArguments, checked, compared, schedule_of
 from pymc_sghmc.step.chain import Chain, StochasticGradientState
 from pymc_sghmc.step.draw import STATISTICS, Draw, DrawLoop
-from pymc_sghmc.step.explain import explanation, parting_words
+from pymc_sghmc.step.explain import explanation, stop_message
 from pymc_sghmc.step.gradients import gradients
+from pymc_sghmc.step.improper import warn_of_improper_posterior
+from pymc_sghmc.step.log import log_setup, log_setup_begins
 from pymc_sghmc.step.progress import make_progressbar_update_functions, progressbar_config
 from pymc_sghmc.step.signature import show_shared_arguments
+from pymc_sghmc.step.warn import (
+    draw_warning,
+    refuse_missing_values,
+    refuse_single_rows,
+    slower_gradient_warning,
+    warn_of_jumps,
+    warn_of_other_steps,
+    warn_of_setup,
+)
 from pymc_sghmc.tuning.law import Rule
 from pymc_sghmc.tuning.noise_estimates import GivenNoise
 from pymc_sghmc.tuning.settings import Settings
@@ -98,12 +108,12 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         self.unknowns = gradient.density.unknowns
         initial = gradient.density.from_model(self.unknowns.ravel(point))
         if self.blocked:
-            cautions.warn_of_other_steps(name, model, gradient.density, given["data"])
+            warn_of_other_steps(name, model, gradient.density, given["data"])
         if (centre := given["centre"]) is not None:
             centre = unconstrained_point(model, centre, effects)
             centre = gradient.density.from_model(self.unknowns.ravel(centre))
         gradient(initial, gradient.order.probe(np.random.default_rng(0)))  # to compile it
-        cautions.warn_of_jumps(name, gradient, self.unknowns, initial)
+        warn_of_jumps(name, gradient, self.unknowns, initial)
         settings = Settings(
             Rule(self.update, self.state_type),
             schedule=schedule,
@@ -129,21 +139,27 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         self.begin_chain(get_random_generator(given["rng"]))
         if self.tuner.needs_setup:
             self._prepare()
+        if self.tuner.setup is not None:
+            reference = self._point(self.tuner.setup.fit.mean, point)
+            warn_of_improper_posterior(name, model, reference, given["data"] is None)
         self._compile_inner_steps(point)
 
     def _prepare(self):
         """Set up for chains from the initial point, and say what was found."""
         tuner = self.tuner
         began = time.perf_counter()
-        cautions.begin(type(self).__name__, tuner.gradient.data)
+        refuse_single_rows(tuner.gradient.data)
+        log_setup_begins(type(self).__name__)
         try:
             tuning = tuner.prepare()
         except NonFinite:
-            cautions.refuse_missing_values(tuner.gradient.data)
+            refuse_missing_values(tuner.gradient.data)
             return  # pm.sample may start elsewhere; if not, the first draw says what is wrong
         eta = self.draws.phase(tuning, 0).learning_rate
         seconds = time.perf_counter() - began
-        cautions.tell(type(self).__name__, tuner, tuning, eta, seconds)
+        name = type(self).__name__
+        log_setup(name, tuner, tuning, eta, seconds, self.settings["recover"])
+        warn_of_setup(name, tuner, tuning)
 
     def _compile_inner_steps(self, point):
         """Make three inner steps, so that chains in other processes find them compiled."""
@@ -215,7 +231,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
                 return self._stop(point, error, draw, start)
             chain.begin_anew(slower)
             new = self._point(tuner.setups.start(self.rng), point)
-            warning = cautions.change(old, slower, chain.n_updates)
+            warning = slower_gradient_warning(old, slower, chain.n_updates)
             return new, [draw.statistics_of_fault(self, warning)]
         except ChainError as error:
             return self._stop(point, error, draw, start)
@@ -226,7 +242,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             chain.learn(tuner, target, position, temperature, self.rng)
         else:
             chain.n_kept += 1
-        statistics["warning"] = cautions.notice(type(self).__name__, tuner, chain, position)
+        statistics["warning"] = draw_warning(type(self).__name__, tuner, chain, position)
         return self._point(position, point) | self._recorded(position, self.tune), [statistics]
 
     def _recorded(self, position, is_tuning):
@@ -250,7 +266,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             message = explanation(error, self.unknowns, self.tuner, chain, start, draw)
         if chain.n_kept == 0:
             raise SamplingError(f"{name} stopped: {message}.") from None
-        chain.fault = parting_words(name, message, chain.n_kept)
+        chain.fault = stop_message(name, message, chain.n_kept)
         warning = SamplerWarning(WarningType.DIVERGENCE, chain.fault, "error", chain.n_updates)
         return dict(point), [draw.statistics_of_fault(self, warning)]
 

@@ -28,10 +28,10 @@ INTERNAL = {
     "can't be stored": "part of the message on a state that can't be stored",
     "def inner_loop state normals": "source code that Numba compiles",
     "gradients of all data": "a line of the bias report that needs no explanation",
-    "Temperatures 1 being the target": "a heading in the bias report",
-    "on average and": "part of the sentence on standard deviations in the bias report",
+    "Temperatures target 1": "a heading in the bias report",
+    "on average": "part of the sentence on standard deviations in the bias report",
     "not known for each": "part of the sentence on standard deviations in the bias report",
-    "unknowns that are furthest off": "a heading in the bias report",
+    "parameters with the largest deviations": "a heading in the bias report",
 }
 
 

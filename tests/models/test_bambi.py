@@ -1,5 +1,7 @@
 """Models as Bambi writes them: their groups are known as effects, in both of its forms."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from modes import FAST
 from targets import by_way_of_the_model, log_density
 
+from pymc_sghmc import SGHMC
 from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.step.gradients import plain_gradient
@@ -56,3 +59,16 @@ def test_groups_are_effects_and_the_density_is_the_models(formula, noncentered):
     x = density.from_model(unknowns.ravel(point)) + 0.3 * rng.standard_normal(unknowns.d)
     expected, *_ = by_way_of_the_model(density, model.compile_logp(**FAST), unknowns, point, x)
     assert log_density(density, x, N) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("link", ["logit", "probit", "cloglog"])
+def test_the_rounding_of_probabilities_is_no_jump(link):
+    """Bambi replaces probabilities of exactly 0 and 1, which no draw reaches."""
+    made = bambi.Model("coin ~ x + (1|g)", DATA, family="bernoulli", link=link)
+    made.build()
+    with warnings.catch_warnings(record=True) as caught, made.backend.model:
+        warnings.simplefilter("always")
+        SGHMC(
+            batch_size=20, learning_rate=1e-4, friction=0.1, gradient="plain", compile_kwargs=FAST
+        )
+    assert not [w for w in caught if "jumps" in str(w.message)]

@@ -124,7 +124,7 @@ NOT_INDEPENDENT = [
 
 @pytest.mark.parametrize("make", NOT_INDEPENDENT)
 def test_rows_in_company_are_refused(make):
-    parts = "rows of 'y' are not independent", "compute it from the full data beforehand"
+    parts = "rows of 'y' are not independent", "from the full data"
     refusal(build(make), 4, *parts)
 
 

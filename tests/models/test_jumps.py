@@ -69,6 +69,20 @@ def prior_by_condition():
     pm.Normal("y", a * X + b, 1, observed=Y)
 
 
+def equation_of_a_bounded_number():
+    # a − 2 or 0 below 2, of a probability of nearly one
+    level = pt.maximum(pm.Normal("jumping", 2.0), 2.0)
+    pm.Normal("y", pt.switch(pt.eq(level, 2.0), 0.0, level) * X, 1, observed=Y)
+
+
+def clipped_probability():
+    # as Bambi's links do
+    p = 0.5 * pt.erfc(-(pm.Normal("a") * 20 * X + pm.Normal("b")) / np.sqrt(2))
+    eps = np.finfo(float).eps
+    p = pt.switch(pt.eq(p, 0), eps, p)
+    pm.Bernoulli("y", pt.switch(pt.eq(p, 1), 1 - eps, p), observed=COUNTS > 1)
+
+
 def rectifier():
     hidden = np.stack([X, Y], axis=1) @ pm.Normal("w1", shape=(2, 5))
     mu = pt.switch(hidden > 0, hidden, 0) @ pm.Normal("w2", shape=5)
@@ -120,8 +134,10 @@ JUMPS = [
     mask,
     soft_wall,
     prior_by_condition,
+    equation_of_a_bounded_number,
 ]
 NO_JUMPS = [
+    clipped_probability,
     rectifier,
     quantile,
     order,
@@ -196,5 +212,25 @@ def test_check_bias_does_not_judge_draws_of_a_density_that_jumps(jumps):
     posterior = xr.Dataset({"jumping": (("chain", "draw"), draws)})
     report = check_bias(inference_data({"posterior": posterior}), model)
     assert not report.biased
-    assert str(report).startswith("This can't tell: the log-density jumps" if jumps else "No bias")
+    assert str(report).startswith("No verdict on jumping: the log-density" if jumps else "No bias")
     assert report.jumping == (["jumping"] if jumps else [])
+
+
+def test_a_parameter_that_jumps_gets_no_estimate_and_the_others_are_judged():
+    """Beside pm.Slice a correct run passes, and a wrong width of another parameter is found."""
+    with pm.Model() as model:
+        jumping = pm.Normal("jumping", 0.5, 0.3)
+        pm.Normal("level", pm.math.switch(jumping > 0.4, 1.0, -1.0), 0.5)
+    normals = np.random.default_rng(0).standard_normal((2, 4, 1000))
+    place = 0.5 + 0.3 * normals[0]
+    for width, is_right in ((1.0, True), (1.5, False)):
+        level = np.where(place > 0.4, 1.0, -1.0) + 0.5 * width * normals[1]
+        posterior = {"jumping": (("chain", "draw"), place), "level": (("chain", "draw"), level)}
+        report = check_bias(inference_data({"posterior": xr.Dataset(posterior)}), model)
+        assert report.jumping == ["jumping"] and report.biased != is_right
+        assert report.table.loc["jumping"].isna().all()
+        assert report.table.loc["level"].notna().all()
+        first, _, third, *_ = str(report).splitlines()
+        assert first.startswith("No verdict on jumping")
+        assert ("No bias found in the other parameters" in third) == is_right
+        assert ("The standard deviation of level" in third) != is_right

@@ -218,7 +218,7 @@ def test_data_that_are_no_numbers_are_named(rows, value, words):
     with pm.Model() as model:
         x, y = rows(x, Y)
         pm.Normal("y", pm.Normal("b") * x, 1, observed=y, total_size=None if rows is whole else N)
-    refusal(model, 4, "'y' is not finite", f"has {words} values. Drop these rows")
+    refusal(model, 4, "'y' is not finite", f"has {words} values in row 3. Drop these rows")
 
 
 def minibatch_model(total_size):
@@ -313,7 +313,7 @@ def test_batch_size_may_be_any_integer(batch_size):
     "batch_size, parts",
     [
         (4, ("batch_size=4", "different numbers of rows", "Name the groups")),
-        ({"nobody": 4}, ("'nobody' names no group", "'y'", "'row'", "'x_other'", "7 rows")),
+        ({"nobody": 4}, ("'nobody' is not the name", "'y'", "'row'", "'x_other'", "7 rows")),
         ({"y": 4, "row": 5}, ("[4, 5] to the same rows", "Name them once")),
         ({"counts": -8}, ("batch_size={'counts': -8}", "between 1 and the 7 rows")),
         ({"counts": True}, ("batch_size={'counts': True}", "whole number")),

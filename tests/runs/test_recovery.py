@@ -94,3 +94,36 @@ def test_bounds_that_are_unknown_are_those_of_the_same_draw():
         with pytest.raises(ValueError, match="other groups"):
             recover_effects(idata, step, progressbar=False)
     assert model["u"] is u
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_predictions_use_the_recovered_effects(named):
+    """PyMC 5 draws effects anew, silently, where the draws lack the model's coordinates."""
+    of = np.repeat(np.arange(20), 4)
+    y = of + np.random.default_rng(1).normal(size=of.size) / 10
+    labels = [f"g{k}" for k in range(20)]
+    size = {"dims": "g"} if named else {"shape": 20}
+    with pm.Model(coords={"g": labels} if named else None):
+        tau, group = pm.HalfNormal("tau", 30), pm.Data("group", of)
+        u = pm.Normal("u", 10, tau, **size)
+        pm.Normal("y", u[group], 0.1, observed=y, shape=group.shape)
+        step = SGHMC(
+            marginalize="u",
+            recover=False,
+            learning_rate=1e-3,
+            compile_kwargs=FAST["compile_kwargs"],
+        )
+        idata = pm.sample(
+            20, tune=20, chains=2, cores=1, step=step, random_seed=1, progressbar=False,
+            compute_convergence_checks=False, var_names=["tau"],
+        )  # fmt: skip
+        effects = recover_effects(idata, step, random_seed=2, progressbar=False)
+        dim = effects["u"].dims[-1]
+        assert list(effects.coords[dim].values) == (labels if named else list(range(20)))
+        pm.set_data({"group": [3, 17, 17]})
+        predicted = pm.sample_posterior_predictive(
+            effects, predictions=True, random_seed=3, progressbar=False
+        )
+    values = predicted.predictions["y"].stack(sample=("chain", "draw"))
+    np.testing.assert_allclose(values.mean("sample"), [3, 17, 17], atol=0.2)
+    assert (values.std("sample") < 0.5).all()  # of effects drawn anew it is about 6

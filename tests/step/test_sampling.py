@@ -347,8 +347,18 @@ def test_progress_bar_has_its_columns_in_every_style(quick_step, style, monkeypa
     shown = out.getvalue()
     assert "Draw" in shown
     full = style is True or style.endswith("stats")
-    for column in ("Learning rate", "Temperature", "Divergences", "1.00e-04"):
+    for column in ("Rate", "Temp.", "Lost", "1e-4"):
         assert (column in shown) == full, column
+
+
+@pytest.mark.parametrize("rate", [0.25, 1.0, 0.0025, 2.7e-4, 3.2e-12])
+def test_progress_bar_fits_into_80_columns(rate):
+    [update] = SGHMC._make_progressbar_update_functions()
+    stats = update({"configurational_temperature": 1.0, "learning_rate": rate, "divergences": 0})
+    assert float(stats["learning_rate"]) == pytest.approx(rate, rel=0.2)
+    columns, _ = SGHMC._progressbar_config(1)
+    assert all(len(column.get_table_column().header) <= 5 for column in columns)
+    assert len(stats["learning_rate"]) <= 6
 
 
 def test_progress_bar_of_marimo_has_its_columns(monkeypatch):
@@ -364,7 +374,7 @@ def test_progress_bar_of_marimo_has_its_columns(monkeypatch):
     assert set(stats) == set(SGHMC._progressbar_config(1)[1])
     backend.update(0, advance=1, failing=failing, stats=stats, is_last=False)
     shown = backend._render_html()
-    for expected in ("Learning rate", "3.20e-07", "Temperature", "1.000", "Divergences"):
+    for expected in ("Learning rate", "3e-7", "Temperature", "1.000", "Divergences"):
         assert expected in shown
 
 
@@ -433,6 +443,7 @@ def test_fault_keeps_the_draws_made_so_far(chains, cores, caplog):
     for message in messages:
         assert "the gradient of x is not finite at inner step" in message
         assert "Try learning_rate=0.001" in message
+    assert not any("target_accept" in m for m in caplog.messages)  # no argument of this step
 
 
 @pytest.mark.parametrize("cores", [1, 2])

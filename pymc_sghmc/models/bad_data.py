@@ -1,0 +1,126 @@
+"""Data that no step can sample from: without rows, missing, or outside the support. Raises only."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from pymc.logprob.utils import ParameterValueError
+from pymc.model import Model
+
+from pymc_sghmc.checks import quoted
+from pymc_sghmc.models.graphs import array_of, data_leaves, full_data, observed_variables
+
+__all__ = ["not_finite", "refuse_empty_data"]
+
+MOST_LISTED = 5  # rows that a message names
+
+
+def refuse_empty_data(model: Model, elsewhere: Mapping[str, int] | None = None) -> None:
+    """Refuse a model of which minibatches are wanted and that has no rows.
+
+    Parameters
+    ----------
+    model : pm.Model
+    elsewhere : dict of {str: int}, optional
+        Names of containers whose rows come from elsewhere.
+    """
+    observed = observed_variables(model)
+    if not observed:
+        raise ValueError(
+            "batch_size: the model has no observed variable, so it has no rows of data. Pass "
+            "observed= to its likelihood, or leave batch_size out."
+        )
+    for variable in observed:
+        for leaf in [*data_leaves(model.rvs_to_values[variable]), *data_leaves(variable)]:
+            if leaf.name in (elsewhere or {}) or np.shape(array_of(leaf))[0]:
+                continue
+            if leaf in model.data_vars or leaf is full_data(model.rvs_to_values[variable]):
+                name = leaf.name or variable.name
+                raise ValueError(
+                    f"batch_size: {name!r} has no rows: its data have the shape "
+                    f"{np.shape(array_of(leaf))}. Pass data with rows, and look for a filter "
+                    "that leaves none."
+                )
+
+
+def not_finite(
+    model: Model,
+    terms: Mapping[str, object],
+    function: Callable[..., Sequence[np.ndarray]],
+    points: Sequence[Sequence[np.ndarray]],
+    arrays: Sequence[tuple[str | None, np.ndarray]],
+    step: int,
+) -> ValueError:
+    """Say for which rows the log-likelihood isn't finite at any of some points, and why.
+
+    Parameters
+    ----------
+    model : pm.Model
+    terms : dict
+        By names of the observed variables.
+    function : callable
+        Of a point and arrays: log-likelihoods by row of all terms.
+    points : sequence
+        Values of the model's value variables.
+    arrays : sequence of (str or None, array)
+        Every ``step``-th row of the data, with the names of the variables that hold them.
+    step : int
+    """
+    for source, array in arrays:
+        for kind, is_odd in (("missing", np.isnan), ("infinite", np.isinf)):
+            if array.dtype.kind == "f" and (rows := _rows_where(is_odd(array))).size:
+                return ValueError(
+                    f"The log-likelihood of {quoted(terms)} is not finite: "
+                    f"{source or 'an array'} has {kind} values in {_listed(rows, step)}. Drop "
+                    "these rows, or impute them beforehand."
+                )
+    for number, name in enumerate(terms):
+        rows = _never_finite(function, points, [array for _, array in arrays], number)
+        n_rows = len(arrays[0][1])
+        if 0 < rows.size < n_rows:
+            distribution = model[name].owner.op
+            label = getattr(distribution, "_print_name", (type(distribution).__name__,))[0]
+            values = np.asarray(array_of(full_data(model.rvs_to_values[model[name]])))
+            shown = ", ".join(str(values[row * step]) for row in rows[:MOST_LISTED])
+            return ValueError(
+                f"The log-likelihood of {name!r} is not finite for {_listed(rows, step)}, wherever "
+                f"it is evaluated. Correct or drop such rows: does {label} allow the values {shown}?"
+            )
+    return ValueError(
+        f"The log-likelihood of {quoted(terms)} is infinite or not a number at and near the "
+        "starting point. Give the parameters an initval at which it is finite; model.debug() "
+        "shows where it isn't."
+    )
+
+
+def _rows_where(is_odd: np.ndarray) -> np.ndarray:
+    return np.flatnonzero(is_odd.reshape(len(is_odd), -1).any(axis=1))
+
+
+def _never_finite(
+    function: Callable[..., Sequence[np.ndarray]],
+    points: Sequence[Sequence[np.ndarray]],
+    arrays: Sequence[np.ndarray],
+    number: int,
+) -> np.ndarray:
+    """Return the rows whose log-likelihood is finite at none of the points; [] if none is valid."""
+    ever_finite = None
+    for point in points:
+        try:
+            with np.errstate(all="ignore"):
+                values = np.asarray(function(*point, *arrays)[number])
+        except ParameterValueError:
+            continue
+        finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+        ever_finite = finite if ever_finite is None else ever_finite | finite
+    return np.array([], int) if ever_finite is None else np.flatnonzero(~ever_finite)
+
+
+def _listed(rows: np.ndarray, step: int) -> str:
+    """Name how many rows and the first few, by their numbers in all data."""
+    numbers = ", ".join(str(row * step) for row in rows[:MOST_LISTED])
+    more = ", ..." if rows.size > MOST_LISTED else ""
+    if rows.size == 1:
+        return f"row {numbers}"
+    at_least = "at least " if step > 1 else ""
+    return f"{at_least}{rows.size} rows (numbers {numbers}{more})"

@@ -1,0 +1,117 @@
+"""Log lines of a step: that its set-up begins, and its settings. Changes nothing."""
+
+import logging
+
+from typing import Any
+
+from pymc_sghmc.hierarchy.centring import centring_of
+from pymc_sghmc.hierarchy.marginal import marginal_of
+from pymc_sghmc.hierarchy.placement import TOLERANCE
+from pymc_sghmc.tuning.budget import MANY
+from pymc_sghmc.tuning.tuner import Tuner
+
+__all__ = ["WRONG", "log_setup", "log_setup_begins"]
+
+_log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
+
+WRONG = 0.1  # posterior standard deviations by which too few nodes may shift the gradient
+MANY_VALUES = 100_000  # of effects in a draw, which memory may not hold
+GRADIENTS = ("plain minibatches", "control variates", "second-order control variates")
+
+
+def log_setup_begins(sampler: str) -> None:
+    """Log that a set-up begins."""
+    _log.info(f"Setting up {sampler}...")
+
+
+def log_setup(
+    sampler: str,
+    tuner: Tuner,
+    tuning: Any,
+    learning_rate: float,
+    seconds: float,
+    recovers: bool,
+) -> None:
+    """Log the size of the problem, the kind of gradient and the predicted bias; details as debug.
+
+    Parameters
+    ----------
+    sampler : str
+    tuner : Tuner
+    tuning : Tuning
+        That chains begin with.
+    learning_rate : float
+    seconds : float
+        That the set-up took.
+    recovers : bool
+        Whether each draw has values of the effects that are integrated out.
+    """
+    d = tuner.gradient.density.d
+    _log.info(
+        f"{sampler}: {d:,} parameter{'s' * (d > 1)}, {_gradient(tuner, tuning)}"
+        f"{_integrated_out(tuner)}, predicted bias of the variances "
+        f"{round(100 * tuning.bias, 1) + 0.0:.1f} %. Setting up took "
+        f"{tuner.setup.passes:.0f} passes over the data, {seconds:.1f} s."
+    )
+    _log.debug(f"{sampler}: {_settings(tuner, tuning, learning_rate)}.")
+    if tuner.gradients[2] is not None and tuner.setup.noise.second_order is None:
+        _log.info(
+            f"{sampler} uses first-order control variates: second-order ones would be too noisy "
+            "two standard deviations from the reference point with so few rows."
+        )
+    if tuning.order == 1 and d > MANY and tuner.gradient.density.group_coefficients:
+        _log.info(
+            f"{sampler}: standard deviations of single parameters may be off by a tenth, as "
+            "the noise of so many isn't known well. Raise batch_size if that matters."
+        )
+    _log_size_of_effects(sampler, tuner, recovers)
+
+
+def _gradient(tuner: Tuner, tuning: Any) -> str:
+    kind = "all data" if tuner.gradient.is_exact else GRADIENTS[tuning.order]
+    if tuning.rows is None:
+        return kind
+    unit = "rows" if marginal_of(tuner.gradient.density) is None else "groups"
+    return f"{kind} of {tuning.rows} {unit}"
+
+
+def _integrated_out(tuner: Tuner) -> str:
+    marginal = marginal_of(tuner.gradient.density)
+    if marginal is None:
+        return ""
+    return f", {', '.join(marginal.names)} integrated out of {marginal.n_clusters:,} groups"
+
+
+def _settings(tuner: Tuner, tuning: Any, learning_rate: float) -> str:
+    parts = [f"{tuner.setup.metric.kind} preconditioner"]
+    parts.append(f"learning_rate={learning_rate:.3g}")
+    if tuning.friction is not None:
+        parts.append(f"friction={tuning.friction:.3g}")
+    density = tuner.gradient.density
+    centring = centring_of(density)
+    if centring is not None:
+        for name, weight in centring.by_name().items():
+            parts.append(f"{name} centred by {weight.mean():.2f}")
+    marginal = marginal_of(density)
+    if marginal is not None:
+        parts.append(f"{marginal.n_nodes} nodes for each integral")
+        if WRONG > marginal.error >= TOLERANCE:
+            parts.append(
+                f"whose gradient differs by {marginal.error:.2g} posterior standard deviations "
+                "from that of fewer nodes"
+            )
+    return ", ".join(parts)
+
+
+def _log_size_of_effects(sampler: str, tuner: Tuner, recovers: bool) -> None:
+    marginal = marginal_of(tuner.gradient.density)
+    if marginal is None or not recovers:
+        return
+    n_values = marginal.n_groups * marginal.k
+    if n_values >= MANY_VALUES:
+        _log.info(
+            f"{sampler}: with {', '.join(marginal.names)} a draw takes {8e-6 * n_values:,.1f} MB "
+            f"or more, 1,000 draws of four chains {0.032 * n_values / 1e3:,.0f} GB. If that is too "
+            "much, pass recover=False to the step and var_names without them to pm.sample, and "
+            "draw them afterwards with recover_effects."
+        )

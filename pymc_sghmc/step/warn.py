@@ -1,0 +1,195 @@
+"""Warnings of a step when it is built and after its draws, and refusals of its set-up.
+
+Knows gradients, models and settings; changes nothing.
+"""
+
+import logging
+import warnings
+
+from typing import Any
+
+import numpy as np
+
+from pymc.model import Model
+from pymc.stats.convergence import SamplerWarning, WarningType
+
+from pymc_sghmc.hierarchy.marginal import marginal_of
+from pymc_sghmc.models.graphs import minibatch_outputs
+from pymc_sghmc.models.jumps import jumping_unknowns
+from pymc_sghmc.models.unknowns import Unknowns
+from pymc_sghmc.step.explain import likely_causes
+from pymc_sghmc.step.log import WRONG
+from pymc_sghmc.tuning.chain_tuning import ByHand
+
+__all__ = [
+    "draw_warning",
+    "refuse_missing_values",
+    "refuse_single_rows",
+    "slower_gradient_warning",
+    "warn_of_jumps",
+    "warn_of_other_steps",
+    "warn_of_setup",
+]
+
+_log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
+
+MANY_ROWS = 1000  # more aren't needed to see a jump
+FEW_DRAWS = 50  # of tuning, too few to measure by
+STACKLEVEL = 4  # a function here, the step's and the sampler's __init__, and who calls it
+
+
+def warn_of_other_steps(sampler: str, model: Model, density: Any, data: Any) -> None:
+    """Warn of other steps beside this one that see other data."""
+    others = ", ".join(name for name, _ in density.given_types)
+    if others and minibatch_outputs([model.logp()]):
+        warnings.warn(
+            f"{sampler} leaves {others} to other steps, and the model has a pm.Minibatch. Write "
+            "the model with all data and use batch_size. Unless the other steps are "
+            "stochastic-gradient steps, too, they sample a density that changes at every call, and "
+            "the posterior is wrong.",
+            UserWarning,
+            stacklevel=STACKLEVEL,
+        )
+    if data is not None and density.likelihood_needs_others:
+        needed = ", ".join(density.needed_by_likelihood)
+        warnings.warn(
+            f"{sampler}(data=...) leaves {needed} to other steps. Let this step sample them, too: "
+            "other steps see only the rows that the model itself holds, and make the posterior "
+            "wrong, unless they are stochastic-gradient steps with the same data.",
+            UserWarning,
+            stacklevel=STACKLEVEL,
+        )
+
+
+def warn_of_jumps(sampler: str, gradient: Any, unknowns: Unknowns, position: np.ndarray) -> None:
+    """Warn if the log-density jumps with a parameter, which no gradient sees."""
+    if not gradient.density.conditional:
+        return
+    minibatch = gradient.order.probe(np.random.default_rng(0))
+    some = tuple(idx[:: 1 + len(idx) // MANY_ROWS] for idx in minibatch.rows)
+    minibatch = minibatch._replace(rows=some)
+    places = {name: unknowns.places[name] for name in gradient.density.conditional}
+    jumping = jumping_unknowns(lambda theta: gradient(theta, minibatch)[0], position, places)
+    if jumping:
+        warnings.warn(
+            f"{sampler}: the log-density jumps where a condition, an index or a rounded "
+            f"number changes with {', '.join(jumping)}. Make the condition smooth, such as "
+            "pm.math.sigmoid((x - c) / width) for x > c, or leave these parameters out of vars and "
+            "give them to pm.Slice or pm.Metropolis. Gradients don't see the jump: the posterior "
+            "is wrong, and the temperature does not show it.",
+            UserWarning,
+            stacklevel=STACKLEVEL,
+        )
+
+
+def refuse_single_rows(data: Any) -> None:
+    """Refuse minibatches of one row, from which noise can't be measured."""
+    if 1 in data.noisy_batch_sizes:
+        raise ValueError(
+            "batch_size=1: raise it. Automatic settings need at least 2 rows in a minibatch to "
+            "measure how rows differ."
+        )
+
+
+def refuse_missing_values(data: Any) -> None:
+    """Refuse data with missing values, at which the density isn't finite."""
+    if data.odd_values() == "missing values":
+        raise ValueError(
+            "The data of the likelihood have missing values. Drop these rows, or impute them "
+            "beforehand."
+        ) from None
+
+
+def warn_of_setup(sampler: str, tuner: Any, tuning: Any) -> None:
+    """Log warnings after a set-up: of integrals over effects, and of a posterior without a mode."""
+    if marginal_of(tuner.gradient.density) is not None:
+        _warn_of_groups(sampler, tuner, tuning)
+    if not tuner.setup.fit.is_mode:
+        _log.warning(
+            f"{sampler} found no mode around which the posterior is roughly Gaussian. Read R-hat "
+            "before anything else: settings may be far off, and temperatures don't show what "
+            f"chains don't reach. {likely_causes(tuner.gradient.density)} Pass centre=, or use "
+            "NUTS."
+        )
+
+
+def _warn_of_groups(sampler: str, tuner: Any, tuning: Any) -> None:
+    """Warn of integrals of effects that are wrong, or that leave a funnel."""
+    marginal = marginal_of(tuner.gradient.density)
+    if marginal.error >= WRONG:
+        _log.warning(_inaccurate_integrals(sampler, marginal))
+    if tuner.setup.is_gaussian:
+        return
+    if tuning.order < 2 and not tuner.gradient.is_exact:
+        _log.warning(
+            f"{sampler}: the posterior isn't near a Gaussian, perhaps because the data hardly "
+            f"determine the scale of effects. Leave batch_size out: each step then takes all "
+            f"{marginal.counts.sum():,} rows. With minibatches standard deviations may be off by a tenth "
+            "or more, as these are much noisier in some places than in others."
+        )
+
+
+def _inaccurate_integrals(sampler: str, marginal: Any) -> str:
+    by = "by an unknown amount"
+    if np.isfinite(marginal.error):
+        by = f"by {marginal.error:.2g} posterior standard deviations or more"
+    return (
+        f"{sampler}: {', '.join(marginal.names)} can't be integrated out accurately. Compare with "
+        f"a run without marginalize, or with NUTS, before you use the results: the gradient is off "
+        f"{by}, and means may be, too. Typical causes are rows of a group that fit several values "
+        "of its effects, and effects with a long tail, such as the log of a number near 0."
+    )
+
+
+def slower_gradient_warning(old: Any, new: Any, n_updates: int) -> SamplerWarning | None:
+    """Report that a chain lost while tuning goes on with another gradient, if it does."""
+    if old.order == new.order:
+        return None
+    return _warning(
+        "While tuning, the chain was lost with second-order control variates. It goes on with "
+        "first-order ones, which need more rows for the same effective draws.",
+        n_updates,
+    )
+
+
+def draw_warning(
+    sampler: str, tuner: Any, chain: Any, position: np.ndarray
+) -> SamplerWarning | None:
+    """Return a warning after a draw that isn't for tuning, each once a chain."""
+    if chain.n_kept and not chain.is_far and tuner.is_far(chain.tuning, chain.state, position):
+        chain.is_far = True
+        return _warning(
+            f"{sampler}: the chain went so far from the reference point that second-order "
+            'control variates are noisy there. Compare with a run with gradient="control_variates" '
+            "or a larger batch_size before you use its draws from here on.",
+            chain.n_updates,
+        )
+    marginal = marginal_of(tuner.gradient.density)
+    if chain.n_kept == 1 and marginal is not None and marginal.error >= WRONG:
+        # data may have changed since the step was made
+        return _warning(_inaccurate_integrals(sampler, marginal), chain.n_updates)
+    if chain.n_kept != 1 or isinstance(chain.tuning, ByHand) or not tuner.is_tuned:
+        return None
+    if 0 < chain.n_tuned < FEW_DRAWS:
+        return _warning(
+            f"{sampler}: tune={chain.n_tuned} is too few to measure the noise of the gradient. Use "
+            f"at least tune={FEW_DRAWS}, better 500: settings may be wrong.",
+            chain.n_updates,
+        )
+    if chain.tuning.bias > 2 * tuner.settings.target_bias:
+        remedy = "Lower learning_rate, or leave it to the step."
+        if tuner.settings.learning_rate is None:
+            remedy = (
+                "Raise batch_size. If that does not help, the posterior may be improper or far "
+                "from a Gaussian: give all parameters proper priors, or use NUTS."
+            )
+        return _warning(
+            f"{sampler}: variances are predicted to be {100 * chain.tuning.bias:.0f} % too large. "
+            f"{remedy}",
+            chain.n_updates,
+        )
+    return None
+
+
+def _warning(text: str, n_updates: int) -> SamplerWarning:
+    return SamplerWarning(WarningType.BAD_PARAMS, text, "warn", n_updates)

@@ -1,0 +1,147 @@
+"""Data and models that no step can sample from: the message names what, how many rows and which."""
+
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_sghmc import SGHMC
+
+rng = np.random.default_rng(0)
+ONES = np.ones(60)
+BY_HAND = {
+    "batch_size": 20,
+    "learning_rate": 1e-4,
+    "friction": 0.1,
+    "gradient": "plain",
+    "compile_kwargs": {"mode": "FAST_COMPILE"},
+}
+
+
+def empty():
+    pm.Normal("y", pm.Normal("a"), 1, observed=np.zeros(0))
+
+
+def empty_container():
+    x = pm.Data("x", np.zeros((0, 2)))
+    pm.Normal("y", x @ pm.Normal("b", shape=2), 1, observed=pm.Data("outcome", np.zeros(0)))
+
+
+def unobserved():
+    pm.Normal("a")
+
+
+def negative_of_gamma():
+    pm.Gamma("y", 2, pm.HalfNormal("b"), observed=np.r_[1, -2, 3, -4, ONES])
+
+
+def negative_counts():
+    pm.Poisson("y", pm.math.exp(pm.Normal("b")), observed=np.r_[1, -2, 3, ONES.astype(int)])
+
+
+def above_one():
+    y = pm.Data("outcome", np.r_[0.2, 1.5, ONES / 2])
+    pm.Beta("y", mu=pm.math.sigmoid(pm.Normal("b")), sigma=0.1, observed=y)
+
+
+def two_outcomes():
+    a = pm.Normal("a")
+    pm.Normal("fine", a, 1, observed=ONES)
+    pm.Exponential("y", pm.math.exp(a), observed=np.r_[ONES[1:], -3.0])
+
+
+def missing():
+    pm.Normal("y", pm.Normal("a") * np.r_[1, np.nan, ONES], 1, observed=np.zeros(62))
+
+
+def infinite():
+    pm.Normal("y", pm.Normal("a") * np.r_[ONES, 1, np.inf], 1, observed=np.zeros(62))
+
+
+def random_walk():
+    w = pm.GaussianRandomWalk("w", sigma=1, init_dist=pm.Normal.dist(), shape=80)
+    pm.Normal("y", w, 1, observed=rng.normal(size=80))
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (empty, r"'y' has no rows.*\(0,\)"),
+        (empty_container, r"'outcome' has no rows.*\(0,\)"),
+        (unobserved, "no observed variable.*observed="),
+        (negative_of_gamma, r"'y'.*2 rows \(numbers 1, 3\).*Gamma.*-2.0, -4.0"),
+        (negative_counts, "'y'.*row 1,.*Poisson.*-2"),
+        (above_one, "'y'.*row 1,.*Beta.*1.5"),
+        (two_outcomes, "'y'.*row 59,.*-3.0"),
+        (missing, "missing values in row 1. Drop"),
+        (infinite, "infinite values in row 61. Drop"),
+    ],
+)
+def test_bad_data_are_named_with_their_rows(build, words):
+    with pm.Model():
+        build()
+        with pytest.raises(ValueError, match=words):
+            SGHMC(**BY_HAND)
+
+
+def test_a_start_that_is_bad_for_all_rows_is_no_fault_of_the_data():
+    with pm.Model():
+        sd = pm.Normal("sd", 0, 1, initval=-50.0)
+        pm.Normal("y", 0, sd, observed=ONES)
+        with pytest.raises(ValueError, match="Give the parameters an initval"):
+            SGHMC(**BY_HAND)
+
+
+def test_a_joint_prior_by_row_is_not_advised_to_be_integrated_out():
+    with pm.Model():
+        random_walk()
+        with pytest.raises(ValueError, match=r"'w' has an entry for each row.*joint") as refusal:
+            SGHMC(**BY_HAND)
+    assert "marginalize" not in str(refusal.value)
+
+
+X = rng.normal(size=300)
+NOISE = rng.normal(size=300)
+
+
+def separated():
+    pm.Bernoulli("y", logit_p=pm.Flat("a") + pm.Flat("b") * X, observed=X > 0.1)
+
+
+def collinear():
+    b = pm.Flat("b", shape=2)
+    pm.Normal("y", np.stack([X, 2 * X], axis=1) @ b, 1, observed=X + NOISE)
+
+
+def flat_and_proper():
+    b = pm.Flat("b", shape=2)
+    pm.Normal("y", np.stack([X, X**2], axis=1) @ b, 1, observed=X + NOISE)
+
+
+def flat_in_large_units():
+    pm.Bernoulli("y", logit_p=pm.Flat("a") + pm.Flat("b") * X / 100, observed=X + NOISE > 0)
+
+
+def scale_without_prior():
+    pm.Normal("y", pm.Flat("a"), pm.HalfFlat("sd"), observed=NOISE)
+
+
+@pytest.mark.parametrize(
+    ("build", "is_improper"),
+    [
+        (separated, True),
+        (collinear, True),
+        (flat_and_proper, False),
+        (flat_in_large_units, False),
+        (scale_without_prior, False),
+    ],
+)
+def test_improper_posteriors_are_warned_of(build, is_improper):
+    with pm.Model(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        build()
+        SGHMC(batch_size=50, gradient="control_variates", compile_kwargs={"mode": "FAST_COMPILE"})
+    texts = [str(w.message) for w in caught if "improper" in str(w.message)]
+    assert len(texts) == is_improper
+    assert all("proper priors" in text for text in texts)
