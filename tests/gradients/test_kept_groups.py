@@ -173,6 +173,7 @@ def moments(w, x):
     return mean, np.sqrt((w * np.square(x - mean)).sum())
 
 
+@pytest.mark.slow  # the density and its gradient are held to the model above
 def test_chain_has_the_exact_posterior():
     """Of the kept group, too; and of others effects can be drawn afterwards."""
     model, exact = normal_groups()
