@@ -56,7 +56,7 @@ class ArrayLoader:
     ...     mu = pm.Normal("mu", 0, 10)
     ...     _ = pm.Normal("likelihood", mu, 1, observed=pm.Data("y", y[:10]))
     ...     step = SGHMC(batch_size=100, data=ArrayLoader({"y": y}))
-    ...     idata = pm.sample(500, tune=100, chains=2, step=step, random_seed=1, progressbar=False)
+    ...     idata = pm.sample(100, tune=50, chains=2, step=step, random_seed=1, progressbar=False)
     >>> mu = idata.posterior["mu"]
     >>> bool(abs(mu.mean() - y.mean()) < 0.005), round(float(mu.std()), 2)
     (True, 0.01)

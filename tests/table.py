@@ -16,7 +16,7 @@ PaperSGHMC = partial(SGHMC, **EULER)
 PaperSGLD = partial(SGLD, **PLAIN)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # the same row, not an equal one: it can be looked up
 class Sampler:
     """A step method, its update rule, its law in matrices, and settings that give the rule."""
 

@@ -147,7 +147,7 @@ class HMCBFGS(HamiltonianStep):
     >>> from hmc_bfgs import HMCBFGS
     >>> with pm.Model():
     ...     x = pm.Normal("x", 1.0, [0.1, 1.0], shape=2)
-    ...     idata = pm.sample(step=HMCBFGS(), chains=2, random_seed=1, progressbar=False)
+    ...     idata = pm.sample(300, tune=300, step=HMCBFGS(), chains=2, random_seed=1, progressbar=False)
     >>> idata.posterior["x"].std(("chain", "draw")).values.round(1)
     array([0.1, 1. ])
     """

@@ -70,7 +70,7 @@ def recover_effects(
     ...     y = pm.Normal("y", u[group], 1, observed=rng.normal(rng.normal(size=40)[group]))
     ...     step = SGHMC(marginalize="u", recover=False)
     ...     idata = pm.sample(
-    ...         100, tune=100, step=step, chains=2, cores=1, progressbar=False, random_seed=1
+    ...         20, tune=20, step=step, chains=2, cores=1, progressbar=False, random_seed=1
     ...     )
     ...     found = recover_effects(idata, step, draws=10, random_seed=2, progressbar=False)
     ...     some = recover_effects(

@@ -121,7 +121,7 @@ class SGNHT(StochasticGradientStep):
     ...     mu = pm.Normal("mu", 0, 10)
     ...     _ = pm.Normal("y", mu, 1, observed=y)
     ...     step = SGNHT(batch_size=100)
-    ...     idata = pm.sample(300, tune=100, chains=2, step=step, random_seed=1, progressbar=False)
+    ...     idata = pm.sample(150, tune=50, chains=2, step=step, random_seed=1, progressbar=False)
     >>> mu = idata.posterior["mu"]
     >>> bool(abs(mu.mean() - y.mean()) < 0.01), round(float(mu.std()), 2)
     (True, 0.03)

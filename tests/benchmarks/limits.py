@@ -19,7 +19,7 @@ these turns of ours by the limit's. Works:
 
 Contenders: "limit", by hand in Numba, one call for many steps, and "numpy", by hand (both in
 limits_loops.py); "gradient", PyTensor's compiled function called in a bare loop at one point on
-rows drawn beforehand, as in overhead.py: no rows drawn, no noise, no update; "ours",
+rows drawn beforehand: no rows drawn, no noise, no update; "ours",
 ``step.step(point)`` of SGHMC with settings by hand, eq. 15 of the paper; the last two in PyTensor's
 default mode and, where that is another, in mode NUMBA. Other packages are in limits_peers.py; those
 that aren't installed are named under ``skipped``, those that refuse under ``failed``. All are told

@@ -41,6 +41,7 @@ def often(monkeypatch):
     monkeypatch.setattr(run_folder, "WAIT", 5.0)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: fault.__name__)
 def test_nothing_is_lost(fault):
     assert faults.losses(fault, 1, 3)[1] == []
@@ -154,6 +155,7 @@ def test_a_chain_that_has_begun_keeps_its_seed(tmp_path, monkeypatch):
     np.testing.assert_array_equal(stored, made)
 
 
+@pytest.mark.process
 def test_spawned_workers_record_too(tmp_path):
     with pytest.raises(MemoryError):
         faults.sample(tmp_path / "run", 2, mp_ctx="spawn", callback=stop_at(faults.TUNE + 5))
@@ -485,6 +487,7 @@ def sample_by_metropolis(folder):
         pm.sample(step=pm.Metropolis(), **faults.OPTIONS | trace)
 
 
+@pytest.mark.process
 def test_workers_of_any_step_end_with_their_parent(tmp_path):
     pid, began = faults.in_a_process(sample_by_metropolis, tmp_path), time.monotonic()
     while len(list(tmp_path.rglob("state-*"))) < 2 and time.monotonic() < began + 60:
@@ -699,6 +702,7 @@ def script(folder, **values):
     return done.stdout
 
 
+@pytest.mark.process
 def test_a_script_started_again_goes_on_without_zarr(tmp_path):
     without = 'sys.modules["zarr"] = None'
     script(tmp_path / "run", first=without, stops=True, cores=2)

@@ -187,6 +187,7 @@ def read(handle, answers):
     time.sleep(60)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_other_processes_read_it_and_may_be_killed(method, files):
     try:
@@ -237,6 +238,7 @@ if sys.argv[3] == "killed":
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("end", ["returns", "killed"])
 def test_nothing_is_left_of_a_process(end, files):
     descriptors = shared_arrays.HAS_DESCRIPTORS
@@ -417,6 +419,7 @@ def run(script, tmp_path, *arguments):
     return output.stdout.split()
 
 
+@pytest.mark.process
 @needs_proc
 @pytest.mark.parametrize(
     ("method", "kind", "expected"),
@@ -481,6 +484,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.process
 @needs_proc
 @pytest.mark.parametrize("cores", [1, 2])
 def test_given_settings_need_no_memory_for_rows(cores, tmp_path):

@@ -260,8 +260,8 @@ def test_without_tuning_it_is_right(model):
     target = GaussianMean(n_rows=500)
     covariance = np.linalg.inv(target.H)
     with target.model():
-        step = SGHMC(batch_size=50, compile_kwargs=C)
-        idata = pm.sample(800, tune=0, chains=4, cores=2, step=step, random_seed=3, **QUIET)
+        step = SGHMC(batch_size=50, compile_kwargs=FAST)
+        idata = pm.sample(600, tune=0, chains=4, cores=2, step=step, random_seed=3, **QUIET)
     found = discrepancies(
         idata.posterior["mu"].values[:, 50:], target.mean, np.sqrt(np.diag(covariance))
     )
@@ -375,11 +375,11 @@ def test_mixes_with_nuts_and_metropolis(gradient):
     model, mean, sd = conditional_model()
     with model:
         steps = [
-            SGHMC([model["a"]], batch_size=20, gradient=gradient, compile_kwargs=C),
-            pm.NUTS([model["b"]], compile_kwargs=C),
+            SGHMC([model["a"]], batch_size=20, gradient=gradient, compile_kwargs=FAST),
+            pm.NUTS([model["b"]], compile_kwargs=FAST),
             pm.Metropolis([model["k"]]),
         ]
-        idata = pm.sample(1000, tune=250, chains=4, cores=2, step=steps, random_seed=2, **QUIET)
+        idata = pm.sample(500, tune=150, chains=4, cores=2, step=steps, random_seed=2, **QUIET)
     draws = np.stack([idata.posterior[name].values.astype(float) for name in "abk"], axis=-1)
     found = discrepancies(draws, mean, sd)
     assert not found, found
@@ -388,7 +388,7 @@ def test_mixes_with_nuts_and_metropolis(gradient):
     assert (uses == (gradient == "control_variates")).all()
 
 
-@pytest.mark.parametrize("blocked", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("blocked", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_two_steps_of_its_own_kind(blocked):
     # blocked=False makes one step for each unknown; else two are passed.
     rng = np.random.default_rng(1)
@@ -399,16 +399,16 @@ def test_two_steps_of_its_own_kind(blocked):
     with pm.Model():
         a, b = pm.Normal("a"), pm.Normal("b")
         pm.Normal("y", a + b * u, 1, observed=y)
-        settings = {"batch_size": 30, "compile_kwargs": C}
+        settings = {"batch_size": 30, "compile_kwargs": FAST}
         if blocked:
             step = [SGHMC([a], **settings), SGLD([b], n_steps=50, **settings)]
         else:
             step = SGHMC(blocked=False, **settings)
-        idata = pm.sample(600, tune=300, chains=4, cores=2, step=step, random_seed=2, **QUIET)
+        idata = pm.sample(400, tune=150, chains=4, cores=2, step=step, random_seed=2, **QUIET)
     draws = np.stack([idata.posterior[name].values for name in "ab"], axis=-1)
     found = discrepancies(draws, np.linalg.solve(H, A.T @ y), np.sqrt(np.diag(np.linalg.inv(H))))
     assert not found, found
-    assert idata.sample_stats["learning_rate"].shape == (4, 600, 2)
+    assert idata.sample_stats["learning_rate"].shape == (4, 400, 2)
 
 
 # --- Where the centre doesn't serve, and where the curvature grows
@@ -430,8 +430,8 @@ def test_two_modes_fall_back_to_plain_minibatches():
         pm.Mixture(
             "y", [0.5, 0.5], [pm.Normal.dist(theta, 1), pm.Normal.dist(-theta, 1)], observed=y
         )
-        step = SGHMC(batch_size=20, compile_kwargs=C)
-        idata = pm.sample(1200, tune=500, chains=2, cores=2, step=step, random_seed=1, **QUIET)
+        step = SGHMC(batch_size=20, compile_kwargs=FAST)
+        idata = pm.sample(600, tune=200, chains=2, cores=2, step=step, random_seed=1, **QUIET)
     x = idata.posterior["theta"].values
     squares = x**2
     assert abs(squares.mean() / square - 1) < 0.1 + 4 * scalar(az.mcse, squares) / square
@@ -541,10 +541,8 @@ def test_climb_into_the_neck_of_a_funnel_is_warned_of(caplog):
     assert warnings_of(lambda tau: tau * pm.Normal("raw", 0, 1, shape=30)) == ""
 
 
-@pytest.mark.parametrize(
-    "options",
-    [pytest.param({"marginalize": ["u"]}, marks=pytest.mark.slow), {"batch_size": 80}],
-)
+@pytest.mark.slow  # a minute of compiling
+@pytest.mark.parametrize("options", [{"marginalize": ["u"]}, {"batch_size": 80}])
 def test_single_precision_in_c_which_takes_no_other(options):
     """The set-up's own positions are of double precision: those of effects integrated out, or centred in part."""
     group = np.repeat(np.arange(8), 10)

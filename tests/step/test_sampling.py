@@ -15,7 +15,7 @@ import pymc as pm
 import pytest
 
 from conftest import ROOT
-from modes import FAST, QUIET, C
+from modes import FAST, QUIET
 from pymc.exceptions import SamplingError
 from pymc.sampling.parallel import ParallelSamplingError
 from stationary import sghmc_map, stationary_covariance
@@ -56,14 +56,12 @@ def gaussian_runs():
     P = np.linalg.inv(target.H)
     runs = {}
     for sampler in LINEAR:
-        settings = {"learning_rate": 0.05, "n_steps": 4, "temperature": 1.3, "preconditioner": P}
-        settings |= {"compile_kwargs": C}
+        settings = {"learning_rate": 0.2, "n_steps": 4, "temperature": 1.3, "preconditioner": P}
         with target.model() as model:
             step = build(sampler, model, batch_size=40, **settings)
-            draws = 3000 if sampler.has_momentum else 6000  # SGLD's are more correlated
-            idata = pm.sample(draws, tune=300, chains=4, cores=2, step=step, random_seed=7, **QUIET)
+            idata = pm.sample(1200, tune=50, chains=4, cores=2, step=step, random_seed=7, **QUIET)
         A, Q = sampler.linear_map(
-            target.H, target.noise(40), eta=0.05, T=1.3, P=P, n_steps=4, **sampler.letters
+            target.H, target.noise(40), eta=0.2, T=1.3, P=P, n_steps=4, **sampler.letters
         )
         runs[repr(sampler)] = target, idata, stationary_covariance(A, Q)
     return runs
@@ -78,7 +76,7 @@ def test_draws_have_the_exact_law(gaussian_runs, sampler):
     assert np.abs(scores).max() < 4.5
     # Negative control: at temperature 1 the law is another.
     wrong = errors_of_covariance(draws, target.mean, covariance[:3, :3] / 1.3)
-    assert np.abs(wrong).max() > 10
+    assert np.abs(wrong).max() > 8
 
 
 @pytest.mark.parametrize("sampler", LINEAR, ids=repr)
@@ -94,7 +92,7 @@ def test_thermometers_show_the_exact_temperatures(gaussian_runs, sampler):
     if not sampler.has_momentum:
         assert np.isnan(kinetic).all()
     else:
-        exact = np.trace(target.H @ covariance[3:, 3:]) / (3 * 0.05)
+        exact = np.trace(target.H @ covariance[3:, 3:]) / (3 * 0.2)
         assert abs(kinetic.mean() - exact) < 4.5 * float(np.squeeze(az.mcse(kinetic)))
 
 
@@ -103,15 +101,14 @@ def test_wrong_total_size_is_refused_and_the_right_one_gives_the_law(sampler):
     target = GaussianMean()
     P = np.linalg.inv(target.H)
 
-    settings = {"learning_rate": 0.05, "preconditioner": P, "batch_size": None, "n_steps": 4}
-    settings["compile_kwargs"] = C
+    settings = {"learning_rate": 0.2, "preconditioner": P, "batch_size": None, "n_steps": 4}
     with pytest.raises(ValueError, match="total_size=400 but its data have 200 rows"):
         build(sampler, target.model(batch_size=40, total_size=400), **settings)
     with target.model(batch_size=40, total_size=200) as model:
         step = build(sampler, model, **settings)
-        idata = pm.sample(3000, tune=300, chains=2, cores=2, step=step, random_seed=3, **QUIET)
+        idata = pm.sample(1000, tune=50, chains=2, cores=2, step=step, random_seed=3, **QUIET)
     A, Q = sampler.linear_map(
-        target.H, target.noise(40), eta=0.05, P=P, n_steps=4, **sampler.letters
+        target.H, target.noise(40), eta=0.2, P=P, n_steps=4, **sampler.letters
     )
     covariance = stationary_covariance(A, Q)[:3, :3]
     draws = idata.posterior["mu"].to_numpy()
@@ -130,9 +127,9 @@ def test_noise_estimate_measured_from_minibatches_mends_the_variance():
     with target.model() as model:
         step = PaperSGHMC(
             batch_size=40, learning_rate=0.05, friction=0.4, preconditioner=P, n_steps=4,
-            noise_estimate="full", model=model, compile_kwargs=C,
+            noise_estimate="full", model=model, compile_kwargs=FAST,
         )  # fmt: skip
-        idata = pm.sample(3000, tune=500, chains=2, cores=2, step=step, random_seed=2, **QUIET)
+        idata = pm.sample(1500, tune=100, chains=2, cores=2, step=step, random_seed=2, **QUIET)
     A, Q = sghmc_map(target.H, 0 * target.H, eta=0.05, alpha=0.4, P=P, n_steps=4)
     exact = np.trace(target.H @ stationary_covariance(A, Q)[:3, :3]) / 3
     [mean], [error] = configurational_temperature(idata)
@@ -171,7 +168,7 @@ def test_same_seed_gives_the_same_draws_whatever_the_cores_and_runs(sampler):
     assert len(np.unique(logp[:, 0])) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("mp_ctx", ["spawn", "forkserver"])
 def test_same_draws_in_spawned_workers(mp_ctx, tmp_path):
     script = tmp_path / "run.py"
@@ -239,7 +236,7 @@ def test_mixes_with_nuts_slice_metropolis_and_itself():
             pm.Slice([s]),
             pm.Metropolis([k]),
         ]
-        idata = pm.sample(300, tune=200, chains=2, cores=2, step=steps, random_seed=5, **QUIET)
+        idata = pm.sample(150, tune=100, chains=2, cores=2, step=steps, random_seed=5, **QUIET)
     posterior = idata.posterior
     expected = {"a": y.sum() / 51, "b": 8 / 9, "c": 8 / 9, "s": np.sqrt(2 / np.pi), "k": 1.5}
     for name, mean in expected.items():
@@ -248,10 +245,10 @@ def test_mixes_with_nuts_slice_metropolis_and_itself():
     means, errors = configurational_temperature(idata)
     assert means.shape == errors.shape == (2,)
     made = idata.sample_stats["inner_steps"].to_numpy()
-    assert made.shape == (2, 300, 2) and (made[..., 1] == 5).all()
+    assert made.shape == (2, 150, 2) and (made[..., 1] == 5).all()
     # PyMC's name for the tree sizes of NUTS, which nothing of ours may hide
     leapfrogs = idata.sample_stats["n_steps"].to_numpy()
-    assert leapfrogs.shape == (2, 300) and len(np.unique(leapfrogs)) > 1
+    assert leapfrogs.shape == (2, 150) and len(np.unique(leapfrogs)) > 1
 
 
 def test_blocked_false_makes_one_step_per_unknown():
@@ -291,10 +288,10 @@ def test_result_works_with_arviz_and_pymc_and_the_model_is_untouched(sampler):
     with model:
         step = build(sampler, model)
         idata = pm.sample(
-            60, tune=20, chains=4, cores=2, step=step, random_seed=1, progressbar=False,
+            60, tune=20, chains=2, cores=1, step=step, random_seed=1, progressbar=False,
             var_names=["beta", "sigma"], callback=lambda trace, draw: calls.append(draw.chain),
         )  # fmt: skip
-        assert len(calls) == 4 * 80
+        assert len(calls) == 2 * 80
         assert set(idata.posterior.data_vars) == {"beta", "sigma"}
         assert list(az.summary(idata).index) == ["beta[a]", "beta[b]", "sigma"]
         plot_trace(idata)
@@ -303,7 +300,7 @@ def test_result_works_with_arviz_and_pymc_and_the_model_is_untouched(sampler):
         predictive = pm.sample_posterior_predictive(
             idata, var_names=["y"], progressbar=False, random_seed=1
         )
-        assert predictive.posterior_predictive["y"].shape == (4, 60, 60)
+        assert predictive.posterior_predictive["y"].shape == (2, 60, 60)
     assert sorted(model.named_vars) == names
     assert model.compile_logp()(model.initial_point()) == logp
 
@@ -315,7 +312,7 @@ def plot_trace(idata):
 
 
 def elpd(idata):
-    with warnings.catch_warnings():  # 240 draws are few for PSIS, and it says so
+    with warnings.catch_warnings():  # 120 draws are few for PSIS, and it says so
         warnings.simplefilter("ignore", UserWarning)
         loo = az.loo(idata)
     return float(loo.elpd_loo if hasattr(loo, "elpd_loo") else loo.elpd)
@@ -383,11 +380,11 @@ def test_hot_chain_is_warned_of_once_with_number_and_remedy(caplog):
     with target.model():
         step = PaperSGHMC(
             batch_size=10, learning_rate=0.1, preconditioner=np.linalg.inv(target.H), friction=0.3,
-            compile_kwargs=C,
+            compile_kwargs=FAST,
         )  # fmt: skip
         with caplog.at_level(logging.WARNING):
             idata = pm.sample(
-                300, tune=100, chains=4, cores=2, step=step, random_seed=1, progressbar=False
+                150, tune=50, chains=4, cores=2, step=step, random_seed=1, progressbar=False
             )
     [mean], _ = configurational_temperature(idata)
     messages = [m for m in caplog.messages if "configurational temperature" in m]
@@ -400,10 +397,10 @@ def test_right_chain_is_not_warned_of(caplog):
     target = GaussianMean()
     with target.model():
         step = PaperSGHMC(
-            learning_rate=0.02, preconditioner=np.linalg.inv(target.H), compile_kwargs=C
+            learning_rate=0.02, preconditioner=np.linalg.inv(target.H), compile_kwargs=FAST
         )
         with caplog.at_level(logging.WARNING):
-            pm.sample(500, tune=100, chains=4, cores=2, step=step, random_seed=1, progressbar=False)
+            pm.sample(200, tune=50, chains=4, cores=2, step=step, random_seed=1, progressbar=False)
     assert not [m for m in caplog.messages if "configurational temperature" in m]
 
 
@@ -457,6 +454,7 @@ def test_fault_before_any_draw_is_an_error(cores):
             pm.sample(100, tune=500, chains=2, cores=cores, step=step, random_seed=1, **QUIET)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("cores", [1, 2])
 def test_interruption_returns_what_was_sampled(cores, tmp_path):
     script = tmp_path / "run.py"

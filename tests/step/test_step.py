@@ -5,6 +5,8 @@ import itertools
 import pickle
 import tracemalloc
 
+from functools import cache, lru_cache
+
 import cloudpickle
 import numpy as np
 import pymc as pm
@@ -31,9 +33,21 @@ def model():
     return linear_regression()
 
 
-def build(sampler, model, **settings):
+def built_anew(sampler, model, **settings):
     settings = {"learning_rate": 1e-4, "batch_size": 10, "n_steps": 3, **settings}
     return sampler.cls(model=model, compile_kwargs=FAST, **{**sampler.settings, **settings})
+
+
+built = lru_cache(maxsize=None, typed=True)(built_anew)
+
+
+def build(sampler, model, **settings):
+    """A copy of a step that is built once: copies share what is compiled."""
+    try:
+        hash(tuple(settings.values()))
+    except TypeError:  # such as arrays, which can't be looked up
+        return built_anew(sampler, model, **settings)
+    return copy.deepcopy(built(sampler, model, **settings))
 
 
 def positions(step, point, n):
@@ -44,6 +58,7 @@ def positions(step, point, n):
     return np.array(out), point
 
 
+@cache
 def many_settings(sampler):
     """Settings under which a chain's state holds all that it can hold."""
     settings = {"learning_rate": schedules.polynomial_decay(1e-4, 10.0, 0.6)}
@@ -67,7 +82,8 @@ def test_second_chain_of_a_step_equals_a_fresh_step(model, sampler):
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_restored_state_goes_on_exactly(model, sampler):
-    step, other = (build(sampler, model, **many_settings(sampler)) for _ in range(2))
+    step = build(sampler, model, **many_settings(sampler))
+    other = built_anew(sampler, model, **many_settings(sampler))
     step.begin_chain(np.random.default_rng(1))
     _, point = positions(step, model.initial_point(), 5)
     state = copy.deepcopy(step.sampling_state)

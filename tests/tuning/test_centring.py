@@ -94,7 +94,7 @@ def test_both_forms_are_sampled_alike():
     found = []
     for form, name in (("centred", "u"), ("non-centred", "z")):
         with groups(form):
-            step = SGHMC(batch_size=200, compile_kwargs=C, n_steps=3)
+            step = SGHMC(batch_size=200, compile_kwargs=FAST, n_steps=3)
         found.append((step.tuner.setup, centring_of(step.tuner.gradient.density).by_name()[name]))
     (a, weights), (b, others) = found
     np.testing.assert_allclose(weights, others, rtol=1e-3)
@@ -105,7 +105,12 @@ def error(x):
     return float(np.squeeze(az.mcse(x)))
 
 
-CASES = [(1000, "auto"), (20, "auto"), (20, "control_variates")]
+CASES = [
+    (1000, "auto"),
+    # quickly: test_few_directions_tell_how_shared_unknowns_and_effects_depend_on_each_other
+    pytest.param(20, "auto", marks=pytest.mark.slow),
+    pytest.param(20, "control_variates", marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize(("few", "kind"), CASES, ids=["matrix", "low rank", "first order"])
