@@ -24,7 +24,7 @@ import pymc as pm
 import report
 
 from pymc_sghmc import SGHMC, RunStore
-from pymc_sghmc.runs.recorder import Recorder
+from pymc_sghmc.runs.recorder import ChainRecorder
 
 
 def model_of(rows, columns):
@@ -55,15 +55,15 @@ def main():
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     machine, spent, memory = report.machine(), [0.0], []
-    written = Recorder._write
+    written = ChainRecorder._write
 
     def timed(self, *own):
         began = time.perf_counter()
         written(self, *own)
         spent[0] += time.perf_counter() - began
-        memory.append((self.made, resident()))
+        memory.append((self.n_recorded, resident()))
 
-    Recorder._write = timed
+    ChainRecorder._write = timed
 
     def seconds(**options):
         began = time.perf_counter()

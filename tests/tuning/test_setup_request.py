@@ -48,7 +48,7 @@ def test_requests_are_equal_by_value():
         {"data_id": DataId((DATA.copy(),))},  # equal data elsewhere in memory
         {"data_id": DataId((DATA[:5],))},
     ],
-    ids=str,
+    ids=lambda changes: next(iter(changes)),
 )
 def test_requests_that_differ_in_anything_are_not_equal(changes):
     assert request_of(**changes) != request_of()
