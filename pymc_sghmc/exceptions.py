@@ -1,4 +1,4 @@
-"""Exceptions that end a chain, and how PyMC treats them."""
+"""Exceptions that end a chain or rule out a kind of gradient, and how PyMC treats them."""
 
 from typing import Any, NoReturn
 
@@ -6,7 +6,11 @@ import numpy as np
 
 from pymc.exceptions import SamplingError
 
-__all__ = ["ChainError", "NonFinite", "SamplingStopped"]
+__all__ = ["ChainError", "NonFinite", "NotApplicable", "SamplingStopped"]
+
+
+class NotApplicable(Exception):
+    """A kind of gradient can't be made of this model. The message says why."""
 
 
 class NonFinite(ArithmeticError):

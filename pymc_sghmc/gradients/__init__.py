@@ -1,1 +1,1 @@
-"""Gradients of log-densities from minibatches. Imports `rows`, `models`, `loops`; knows no momentum."""
+"""Gradients of log-densities from minibatches, and the metrics of their coordinates."""

@@ -50,7 +50,10 @@ class AroundExpansion(AroundCentre):
         return self._function(position, self._one, *weights, *others)
 
     def symbolic(self, position, reports=False) -> tuple:
-        """Return log p̃ and ∇ log p̃ at a symbolic position, and what they take: see `MinibatchGradient`."""
+        """Return log p̃ and ∇ log p̃ at a symbolic position, and their inputs.
+
+        See `MinibatchGradient.symbolic`.
+        """
         graph = self.density.graph
         (logp, grad, inputs) = self._symbols
         weights, drawn, fixed = symbolic_weights(graph, self.data, self.order)
@@ -59,7 +62,7 @@ class AroundExpansion(AroundCentre):
         return logp, grad, drawn, [graph.prior_weight, *fixed, *inputs, *graph.arrays, *graph.given]
 
     def fixed_inputs(self, arrays) -> tuple:
-        """Return the values, now, of what doesn't change from one minibatch of ``arrays`` to the next."""
+        """Return the inputs that stay the same from one minibatch of ``arrays`` to the next."""
         anchor = self.anchor
         if self._placed is None or self._placed.order is not anchor.order:
             self._placed = RowWeights(self.density.function, anchor.order, anchor.inputs)

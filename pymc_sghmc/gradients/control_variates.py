@@ -137,7 +137,10 @@ class ControlVariates(AroundCentre):
         return total
 
     def symbolic(self, position, reports=False) -> tuple:
-        """Return None, ∇ log p̃ at a symbolic position, and what it takes: see `MinibatchGradient`."""
+        """Return None, ∇ log p̃ at a symbolic position, and its inputs.
+
+        See `MinibatchGradient.symbolic`.
+        """
         graph = self.density.graph
         weights, drawn, fixed = symbolic_weights(graph, self.data, self.order)
         if self._symbols is None:
@@ -157,7 +160,7 @@ class ControlVariates(AroundCentre):
         return None, grad, drawn, [graph.prior_weight, *fixed, *others]
 
     def fixed_inputs(self, arrays) -> tuple:
-        """Return the values, now, of what doesn't change from one minibatch of ``arrays`` to the next."""
+        """Return the inputs that stay the same from one minibatch of ``arrays`` to the next."""
         centre, _, anchor, order, tables = self.anchor
         if self._placed is None or self._placed.order is not order:
             self._placed = RowWeights(self.density.function, order, tables)

@@ -96,15 +96,19 @@ def expand(gradient, centre, metric: Metric) -> tuple[Expansion, float]:
             b = c - np.einsum("nab,nb->na", C, zeta)
             a = log_likelihood - 0.5 * ((b + c) * zeta).sum(axis=1)
             tables[k][rows] = q.table(a, b, C)
-    if issparse(hessian):
-        hessian = hessian.data.astype(dtype), *map(np.int32, (hessian.indices, hessian.indptr))
-    else:
-        hessian = (hessian.astype(dtype),)
+    hessian = _arrays_of(hessian, dtype)
     if not (np.isfinite(logp) and np.isfinite(slope).all() and np.isfinite(hessian[0]).all()):
         raise NonFinite(position, slope, logp)
     order = ByLeverage(data, leverages)
     found = Expansion(position, np.asarray(logp), slope.astype(dtype), hessian, order, tables)
     return found, 2.0 + len(probes) + J.n_points
+
+
+def _arrays_of(hessian, dtype) -> tuple:
+    """Return the arrays of a matrix: one, or three of compressed sparse rows."""
+    if issparse(hessian):
+        return hessian.data.astype(dtype), *map(np.int32, (hessian.indices, hessian.indptr))
+    return (hessian.astype(dtype),)
 
 
 def fits(jacobian, zetas, density, data) -> bool:
@@ -219,7 +223,7 @@ def _jacobian(gradient, k, centre, coordinates, inputs):
 
 
 def fitted(left, dzeta):
-    """Symmetric X of least squares of ``left`` on ``dzeta``, (n, m, m); zero where nothing tells."""
+    """Symmetric X of least squares of ``left`` on ``dzeta``, (n, m, m); 0 where undetermined."""
     if left.shape[-1] == 1:
         square = np.square(dzeta).sum(axis=1)[..., None]
         return (dzeta * left).sum(axis=1)[..., None] / np.where(square > 0, square, 1.0)

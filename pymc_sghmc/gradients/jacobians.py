@@ -1,4 +1,4 @@
-"""Derivatives of what rows depend on, ∂ζ/∂θ, where they are the same everywhere: full, or few for each row.
+"""Derivatives ∂ζ/∂θ of the linear predictors ζ of rows, where they are constant: full or sparse.
 
 Knows the functions of rows and their unknowns, no sampler and no way of finding a centre.
 """
@@ -22,7 +22,7 @@ ZERO = 1e-9  # of the largest derivative by a column, below which there is none
 
 
 def sparse(shapes) -> Callable | None:
-    """Return `Sparse` of columns of which a row depends on one unknown each, if it has its own group's effects.
+    """Return `Sparse` of the columns of which a row depends on one entry each, if there are such.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class Full:
 
 
 class Sparse:
-    """Derivatives of some rows, where a row depends on one unknown of each of some ``columns`` at most.
+    """Derivatives of rows that depend on at most one parameter of each of some ``columns``.
 
     With one number j of each of d unknowns ζ tells which it is that it depends on: moved together
     they move it by J, and moved by j each by jJ.

@@ -86,7 +86,7 @@ class MinibatchGradient:
         return logp if reports else None, grad, drawn, fixed
 
     def fixed_inputs(self, arrays) -> tuple:
-        """Return the values, now, of what doesn't change from one minibatch of ``arrays`` to the next."""
+        """Return the inputs that stay the same from one minibatch of ``arrays`` to the next."""
         whole = [rows for rows in self.data.whole if rows is not None]
         return (self._one, *self.data.weights, *whole, *arrays, *self.density.given)
 

@@ -118,7 +118,7 @@ class Passes:
         return out
 
     def tables(self, row_function, position) -> list:
-        """Return what ``row_function`` says of each row but its log-likelihood, by group of rows."""
+        """Return what ``row_function`` says of each row but its log-likelihood, by group."""
         out = [None] * len(self.data.n_rows)
         for chunk, inputs in by_row(self.density, self.data):
             k = chunk.group

@@ -91,5 +91,5 @@ class Rewrite:
         return {}
 
     def second_order(self, gradient: Any) -> Any:
-        """Return second-order control variates of its own, the reason why not, or None."""
+        """Return second-order control variates of its own, or None; raises `NotApplicable`."""
         return None

@@ -1,4 +1,4 @@
-"""Weights of drawn rows inside compiled steps: rows count for as much less as they come up more often."""
+"""Weights of drawn rows inside compiled steps: the inverse of how often a row is drawn."""
 
 import numpy as np
 import pytensor.tensor as pt
@@ -10,7 +10,7 @@ __all__ = ["RowWeights", "symbolic_weights"]
 
 
 def symbolic_weights(graph, data, order) -> tuple:
-    """Return weights of drawn rows as functions of their numbers, the drawn rows, and what it takes.
+    """Return weights of drawn rows as functions of their numbers, and the inputs of these.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Second-order control variates: a minibatch gradient whose noise vanishes faster still at a centre.
+"""Second-order control variates: the noise falls with the square of the distance to a point.
 
 Knows gradients and rows, no samplers and no way of finding a centre.
 """
@@ -10,6 +10,7 @@ from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 from pytensor.sparse import CSR, dot
 
+from pymc_sghmc.exceptions import NotApplicable
 from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.expansion import expand, fits, is_right, noise_at
 from pymc_sghmc.gradients.jacobians import Full, sparse
@@ -24,7 +25,9 @@ FEW_BYTES = 2**28  # that tables may have however small the data are
 
 
 class SecondOrder(AroundExpansion):
-    """A gradient without the slope of its noise at a centre θ̂ (Dang et al. 2019; Quiroz et al. 2019).
+    """A gradient without the slope of its noise at a reference point θ̂.
+
+    See Dang et al. (2019) and Quiroz et al. (2019).
 
     The log-likelihood of each row has a quadratic function beside it whose sum over all rows is
     known, and a minibatch has only to tell what is left:
@@ -51,22 +54,12 @@ class SecondOrder(AroundExpansion):
         self.zetas = zetas
         self.jacobian = jacobian
         graph = self.density.graph
-        variables = slopes.variables
         tables = [
             pt.matrix(f"quadratics_{k}", dtype=graph.position.dtype)
             for k in range(len(slopes.cuts))
         ]
-        known = [table[row] for table, row in zip(tables, graph.rows, strict=True)]
-        value, remainder = slopes.remainder(graph.row_weights, known)
-        prior = pt.grad(
-            rewrite_pregrad(clone_replace([graph.model.log_prior])[0]),
-            variables,
-            disconnected_inputs="ignore",
-        )
-        gradients = zip(prior, remainder, strict=True)
-        grad = pt.concatenate([(graph.prior_weight * p + g).ravel() for p, g in gradients])
-        logp = graph.prior_weight * graph.model.log_prior + value
-        outputs = graph.at_position([logp, grad, *slopes.first, *slopes.second], variables)
+        logp, grad = _beside_quadratics(graph, slopes, tables)
+        outputs = graph.at_position([logp, grad, *slopes.first, *slopes.second], slopes.variables)
         logp, grad, *by_row = outputs
         own = graph.position
         centre = own.type("centre_of_control_variates")
@@ -84,10 +77,8 @@ class SecondOrder(AroundExpansion):
         logp = logp + (shift * (anchor + 0.5 * slope)).sum() + level
         grad = (grad + anchor + slope).astype(own.dtype)
         self._symbols = logp, grad, [centre, level, anchor, *hessian, *tables]
-        weights = graph.row_weights
-        drawn = graph.rows
-        whole = [*graph.arrays, *graph.given]
-        inputs = [own, graph.prior_weight, *weights, *drawn, *self._symbols[2], *whole]
+        inputs = [own, graph.prior_weight, *graph.row_weights, *graph.rows, *self._symbols[2]]
+        inputs += [*graph.arrays, *graph.given]
         self._function = self.density.compiled(inputs, [logp, grad])
         n = len(slopes.cuts)
         self.first = self.density.row_function(by_row[:n])
@@ -127,37 +118,77 @@ class SecondOrder(AroundExpansion):
         return noise_at(self, points, coordinates)
 
 
-def second_order(gradient) -> SecondOrder | str:
-    """Make the gradient where that can be, or say why it can't."""
+def _beside_quadratics(graph, slopes, tables):
+    """Log-density and gradient, of the likelihood what its quadratic functions leave over."""
+    known = [table[row] for table, row in zip(tables, graph.rows, strict=True)]
+    value, remainder = slopes.remainder(graph.row_weights, known)
+    prior = pt.grad(
+        rewrite_pregrad(clone_replace([graph.model.log_prior])[0]),
+        slopes.variables,
+        disconnected_inputs="ignore",
+    )
+    gradients = zip(prior, remainder, strict=True)
+    grad = pt.concatenate([(graph.prior_weight * p + g).ravel() for p, g in gradients])
+    return graph.prior_weight * graph.model.log_prior + value, grad
+
+
+def second_order(gradient) -> AroundExpansion:
+    """Make second-order control variates of a gradient, those of a rewrite of its model first.
+
+    Raises
+    ------
+    NotApplicable
+        If there can't be any.
+    """
     density = gradient.density
-    data = gradient.data
     if not gradient.order.independent:
-        return "rows are drawn without replacement"
+        raise NotApplicable("rows are drawn without replacement")
     if density.likelihood_needs_others:
-        return "the likelihood depends on unknowns of other steps"
+        raise NotApplicable("the likelihood depends on parameters of other steps")
     for rewrite in density.rewrites:
         if (own := rewrite.second_order(gradient)) is not None:
             return own
+    slopes = _slopes(density, gradient.data)
+    zetas = _zetas(density, slopes)
+    return SecondOrder(gradient, slopes, zetas, _jacobian(density, gradient.data, slopes, zetas))
+
+
+def _slopes(density, data):
+    """Cut the graph of the likelihood where rows see few linear functions of the parameters."""
     graph = density.graph
     batches = [group.batches for group in graph.model.groups]
     slopes = row_slopes(graph.model.terms, graph.variables, batches, graph.model.point)
     if slopes is None:
-        return "rows don't depend on the unknowns by way of few linear functions of them"
+        raise NotApplicable(
+            "rows don't depend on the parameters by way of few linear functions of them"
+        )
     sizes = [q.size for q in slopes.quadratics]
     memory = 8 * sum(n * size for n, size in zip(data.n_rows, sizes, strict=True))
     if memory > max(FEW_BYTES, sum(array.nbytes for array in data.arrays)):
-        return f"it would take {memory / 1e9:.1f} GB beside the data"
-    zetas = _zetas(density, slopes)
-    jacobian = Full
-    if density.d > MOST_UNKNOWNS:
-        if is_jax(density.compile_kwargs.get("mode")):
-            return f"JAX has no product of sparse matrices, as more than {MOST_UNKNOWNS:,} unknowns need"
-        jacobian = sparse([np.shape(graph.model.point[v.name]) for v in graph.variables])
-        if jacobian is None or not fits(jacobian, zetas, density, data):
-            return f"of more than {MOST_UNKNOWNS:,} unknowns a row depends on many"
-    elif density.d**2 * sum(n * q.m for n, q in zip(data.n_rows, slopes.quadratics)) > MOST_WORK:
-        return "there are too many unknowns to sum up the slopes of all rows"
-    return SecondOrder(gradient, slopes, zetas, jacobian)
+        raise NotApplicable(f"it would take {memory / 1e9:.1f} GB beside the data")
+    return slopes
+
+
+def _jacobian(density, data, slopes, zetas):
+    """Return what makes derivatives of rows: full ones, or those of few parameters for each row."""
+    graph = density.graph
+    if density.d <= MOST_UNKNOWNS:
+        sizes = [quadratic.m for quadratic in slopes.quadratics]
+        work = density.d**2 * sum(n * m for n, m in zip(data.n_rows, sizes, strict=True))
+        if work > MOST_WORK:
+            raise NotApplicable("there are too many parameters to sum up the slopes of all rows")
+        return Full
+    if is_jax(density.compile_kwargs.get("mode")):
+        raise NotApplicable(
+            f"with more than {MOST_UNKNOWNS:,} parameters it needs products of sparse matrices, "
+            "which JAX does not have"
+        )
+    jacobian = sparse([np.shape(graph.model.point[v.name]) for v in graph.variables])
+    if jacobian is None or not fits(jacobian, zetas, density, data):
+        raise NotApplicable(
+            f"with more than {MOST_UNKNOWNS:,} parameters a row must depend on few of them"
+        )
+    return jacobian
 
 
 def _zetas(density, slopes):

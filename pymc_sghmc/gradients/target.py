@@ -26,7 +26,7 @@ class Target:
         self.begin_draw(None, 0.0)
 
     def begin_draw(self, chain, centre):
-        """Start the sums anew, about ``centre``; minibatches are drawn from the chain's place on."""
+        """Start the sums anew, about ``centre``, for draws from the chain's cursor on."""
         self.chain = chain
         self.centre = centre
         self.virial = self.square_norm = 0.0

@@ -130,7 +130,7 @@ class PartialCentring(Rewrite):
         return self._from_model(position.astype(self._dtype, copy=False), self.weights)
 
     def choose(self, gradient: Any, *points: np.ndarray | None) -> tuple[np.ndarray | None, ...]:
-        """Choose λ of all effects, unless they are given, by a Gaussian fit from the first point."""
+        """Choose λ of all effects that are not given, by a Gaussian fit from the first point."""
         if not self.is_free:
             return points
         own = [None if point is None else self.to_model(point) for point in points]

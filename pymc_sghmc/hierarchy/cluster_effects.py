@@ -172,7 +172,7 @@ def _n_seen(views, effects, model, shapes):
 
 
 def _placed(effect, term, placed, left):
-    """Find the axis of an effect on which groups lie; let it, and the term, have any number of them.
+    """Find the axis of an effect on which groups lie; free its length, in the term, too.
 
     Effects that are ``left``, which rows may see combined with it, are taken to have theirs where
     they have as many entries.

@@ -8,7 +8,7 @@ derivative of a quadrature is needed. Knows densities and groups, no way of find
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc_sghmc.exceptions import NonFinite
+from pymc_sghmc.exceptions import NonFinite, NotApplicable
 from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.expansion import Expansion
 from pymc_sghmc.gradients.metric import Metric
@@ -152,16 +152,16 @@ class ClusterQuadratics(AroundExpansion):
         return squares - np.square(sums)
 
 
-def cluster_quadratics(gradient) -> ClusterQuadratics | str:
-    """Make second-order control variates of clusters, or say why there can't be any."""
+def cluster_quadratics(gradient) -> ClusterQuadratics:
+    """Make second-order control variates of clusters; raises `NotApplicable`."""
     data = gradient.data
     d = gradient.density.d
     if len(data.n_rows) > 1:
-        return "there are likelihoods with other rows"
+        raise NotApplicable("there are likelihoods with other rows")
     if d > MOST_UNKNOWNS:
-        return f"there are more than {MOST_UNKNOWNS} unknowns beside the effects"
+        raise NotApplicable(f"there are more than {MOST_UNKNOWNS} parameters beside the effects")
     if 4 * d * d * data.n_rows[0] > MOST_BYTES:
-        return "it would take too much memory"
+        raise NotApplicable("it would take too much memory")
     return ClusterQuadratics(gradient)
 
 

@@ -101,7 +101,10 @@ class ClusteredRows(NamedTuple):
         n = numbers.shape[0]
         found = dict.fromkeys((view, axis) for view, axis, _ in self.picked)
         views = self._at(list(found), numbers, groups)
-        flat = [pt.moveaxis(v, axis, 0).reshape((n, -1)) for v, (_, axis) in zip(views, found)]
+        flat = [
+            pt.moveaxis(v, axis, 0).reshape((n, -1))
+            for v, (_, axis) in zip(views, found, strict=True)
+        ]
         return pt.concatenate(flat, axis=1)
 
     def prior(self, numbers, groups):
@@ -121,7 +124,7 @@ class ClusteredRows(NamedTuple):
         return found[0] if len(found) == 1 else pt.add(*found)
 
     def _normal(self, effect, own, groups):
-        """Log-density of multivariate normal vectors, (n,): by numbers, as there are few in each."""
+        """Log-density of multivariate normal vectors, (n,), written out for their few entries."""
         factor = _factor(effect)
         k = effect.size
         shift = own - self._location(effect, groups, own.shape[0])

@@ -1,4 +1,4 @@
-"""Group effects integrated out: clusters of rows in place of rows, and what sampling does for them."""
+"""Group effects integrated out: clusters of rows in place of rows."""
 
 import logging
 
@@ -190,7 +190,8 @@ class Marginal(Rewrite):
     choice : tuple of int
         How many nodes there may be for each coefficient.
     error : float
-        How far the gradient is from that with more or fewer nodes, in posterior standard deviations.
+        How far the gradient is from that with more or fewer nodes, in posterior standard
+        deviations.
     modes : ClusterModes
         Searches where coefficients lie.
     draw : EffectDraws
@@ -284,7 +285,7 @@ class Marginal(Rewrite):
         self.quadrature, self.sites, self.error = state
 
     def second_order(self, gradient: Any) -> Any:
-        """Return second-order control variates of clusters, or why there can't be any."""
+        """Return second-order control variates of clusters; raises `NotApplicable`."""
         return cluster_quadratics(gradient)
 
     def recorded(self, gradient, position, rng, is_tuning) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
 """Graphs of the log-likelihood of clusters whose coefficients are integrated out.
 
 ∫ p(rows | u, θ) p(u | θ) du of each group, by adaptive Gauss-Hermite quadrature. Its nodes lie
-where a Gaussian is: that of the prior at θ and of one site of the group, remembered from a reference
+where a Gaussian is: that of the prior at θ and of one site of the group, found at a reference
 point in the unit in which rows see u, so that nodes follow the scale as it moves. The gradient is
 Fisher's identity, Σ pₖ ∇ log p(rows, uₖ | θ): nodes aren't differentiated.
 

@@ -1,4 +1,4 @@
-"""What an unknown is multiplied by wherever the rows use it: a scale, or a factor that mixes its entries.
+"""What multiplies a parameter wherever rows use it: a scale, or a factor that mixes its entries.
 
 Knows graphs and the unknowns' shapes, no model and no data.
 """
@@ -51,7 +51,7 @@ class Mixing(NamedTuple):
 
 
 def products(value, terms, moving, unknowns) -> tuple:
-    """Find what ``value`` is multiplied by wherever it is used: a scale with axes as it has itself, or a factor.
+    """Find what multiplies ``value`` wherever it is used: a scale with its axes, or a factor.
 
     Returns
     -------
@@ -139,7 +139,7 @@ def _is_same(one, other) -> bool:
 
 
 def _is_triangular(mixing, value, unknowns) -> bool:
-    """Whether the factor is square, lower triangular and above zero on its diagonal at points of all sizes."""
+    """Whether the factor is square, lower triangular, and its diagonal positive at all points."""
     n = unknowns.shapes[unknowns.variables.index(value)][mixing.axis]
     found = list(_at_points(mixing.factor, unknowns, SIZES))
     return all(
@@ -155,15 +155,15 @@ def _root(scale):
 
 
 def _axes_after(node, view, axes) -> tuple | None:
-    """Which axes of the value those of a new view are: it moves entries, or multiplies by constants."""
+    """Return the value's axes in a new view, which moves entries or multiplies by constants."""
     op = node.op
     if isinstance(op, DimShuffle):
         return tuple(None if i == "x" else axes[i] for i in op.new_order)
     if op in (pt.mul, pt.neg, pt.tensor_copy):
         return None if _repeats(node, view, axes) else axes
-    if isinstance(op, AdvancedSubtensor) and len(node.inputs) == 2:
-        if view is node.inputs[0] and indexes_leading_axes(node):
-            return (*[None] * node.inputs[1].type.ndim, *axes[1:])
+    picks_rows = isinstance(op, AdvancedSubtensor) and len(node.inputs) == 2
+    if picks_rows and view is node.inputs[0] and indexes_leading_axes(node):
+        return (*[None] * node.inputs[1].type.ndim, *axes[1:])
     return None
 
 
@@ -224,6 +224,8 @@ def _at_points(graph, unknowns, sizes):
             point = [rng.normal(0, size, shapes[v]) for v in used]
             for sign in (1, -1):
                 try:
-                    yield function(*((sign * x).astype(v.dtype) for x, v in zip(point, used)))
+                    yield function(
+                        *((sign * x).astype(v.dtype) for x, v in zip(point, used, strict=True))
+                    )
                 except np.linalg.LinAlgError:  # no factor of a matrix that overflows
                     yield np.array(np.nan)

@@ -79,6 +79,35 @@ def recover_effects(
     >>> found["u"].shape, some["u"].shape
     ((2, 10, 40), (2, 10, 2))
     """
+    model, gradient = _checked_run(idata, step, model)
+    idata, model = pymc_model_and_draws(idata, model, "recover_effects")
+    marginal = marginal_of(gradient.density)
+    if marginal is None:
+        raise ValueError(
+            "recover_effects: this step integrates nothing out. Make it with marginalize=."
+        )
+    gradient.data.reload()  # pm.set_data may have changed the groups, which is refused, or the rows
+    if not gradient.density.placement_needs_others:  # else they follow each draw
+        step.tuner.setups.place(step.tuner.initial)
+    n_draws = whole_steps("draws", draws, "draws")
+    rng = get_random_generator(random_seed)
+    wanted_groups = _checked(groups, marginal.n_groups)
+    run = _Draws.of(idata, model, step, n_draws)
+    shape = run.shape
+    values: dict[str, np.ndarray] = {}
+    with CustomProgress(disable=not progressbar) as bar:
+        task = bar.add_task("Recovering effects", total=shape[0] * shape[1])
+        for at in np.ndindex(shape):
+            drawn = _effects_of_draw(step, marginal, run.point(at), rng, wanted_groups)
+            for name, x in drawn.items():
+                values.setdefault(name, np.empty((*shape, *x.shape)))[at] = x
+            bar.update(task, advance=1)
+    effects = _as_variables(values, model, run.flat(), wanted_groups, marginal)
+    return _with_labels(run.thinned, effects, model, wanted_groups, marginal)
+
+
+def _checked_run(idata, step, model):
+    """Return the model, and the step's gradient, of a result and its step."""
     if not hasattr(step, "tuner") or not hasattr(idata, "posterior"):
         raise TypeError(
             f"recover_effects({type(idata).__name__}, {type(step).__name__}): the first must be "
@@ -86,76 +115,88 @@ def recover_effects(
             "several steps, that one."
         )
     try:
-        model = modelcontext(None) if model is None else model
-        gradient = step.tuner.gradient
+        return modelcontext(None) if model is None else model, step.tuner.gradient
     except TypeError:
         words = "recover_effects: call it within `with model:`, or pass model=."
         raise TypeError(words) from None
-    idata, model = pymc_model_and_draws(idata, model, "recover_effects")
-    density = gradient.density
-    marginal = marginal_of(density)
-    if marginal is None:
-        raise ValueError(
-            "recover_effects: this step integrates nothing out. Make it with marginalize=."
+
+
+class _Draws:
+    """Draws of a posterior, and the points of PyMC's unconstrained scale that they are."""
+
+    def __init__(self, thinned, model, values):
+        self.thinned = thinned
+        self.shape = (thinned.sizes["chain"], thinned.sizes["draw"])
+        self._values = values
+        self._rvs = [model.values_to_rvs[value] for value in values]
+        transforms = [model.rvs_to_transforms[rv] for rv in self._rvs]
+        forward = [
+            rv if transform is None else transform.forward(rv, *rv.owner.inputs)
+            for rv, transform in zip(self._rvs, transforms, strict=True)
+        ]
+        self._unconstrained = compile(
+            self._rvs, forward, mode="FAST_COMPILE", on_unused_input="ignore"
         )
-    gradient.data.reload()  # pm.set_data may have changed the groups, which is refused, or the rows
-    if not density.placement_needs_others:  # else they follow each draw
-        step.tuner.setups.place(step.tuner.initial)
-    n_wanted = whole_steps("draws", draws, "draws")
-    rng = get_random_generator(random_seed)
-    of_groups = _checked(groups, marginal.n_groups)
-    posterior = idata.posterior
-    posterior = posterior.to_dataset() if hasattr(posterior, "to_dataset") else posterior
-    names = {*step.unknowns.names, *(name for name, _ in density.given_types)}
-    wanted = [v for v in model.value_vars if v.name in names]
-    rvs = [model.values_to_rvs[value] for value in wanted]
-    if missing := [rv.name for rv in rvs if rv.name not in posterior]:
-        raise ValueError(
-            f"recover_effects: the posterior has no draws of {quoted(missing)}, of which effects "
-            "depend. Leave out var_names= in pm.sample, or name them."
-        )
-    n = posterior.sizes["draw"]
-    thinned = posterior.isel(draw=np.unique(np.linspace(0, n - 1, min(n, n_wanted)).astype(int)))
-    transforms = [model.rvs_to_transforms[rv] for rv in rvs]
-    forward = [
-        rv if transform is None else transform.forward(rv, *rv.owner.inputs)
-        for rv, transform in zip(rvs, transforms, strict=True)
-    ]
-    unconstrained = compile(rvs, forward, mode="FAST_COMPILE", on_unused_input="ignore")
-    inputs = [thinned[rv.name].transpose("chain", "draw", ...).to_numpy() for rv in rvs]
-    shape = (thinned.sizes["chain"], thinned.sizes["draw"])
-    found = None
-    with CustomProgress(disable=not progressbar) as bar:
-        task = bar.add_task("Recovering effects", total=shape[0] * shape[1])
-        for at in np.ndindex(shape):
-            values = unconstrained(
-                *(x[at].astype(rv.dtype) for x, rv in zip(inputs, rvs, strict=True))
+        self._draws = [
+            thinned[rv.name].transpose("chain", "draw", ...).to_numpy() for rv in self._rvs
+        ]
+
+    @classmethod
+    def of(cls, idata, model, step, n_draws):
+        """Take draws, evenly spread, of all parameters on which the effects depend."""
+        posterior = idata.posterior
+        posterior = posterior.to_dataset() if hasattr(posterior, "to_dataset") else posterior
+        others = (name for name, _ in step.tuner.gradient.density.given_types)
+        names = {*step.unknowns.names, *others}
+        values = [v for v in model.value_vars if v.name in names]
+        rvs = [model.values_to_rvs[value] for value in values]
+        if missing := [rv.name for rv in rvs if rv.name not in posterior]:
+            raise ValueError(
+                f"recover_effects: the posterior has no draws of {quoted(missing)}, of which "
+                "effects depend. Leave out var_names= in pm.sample, or name them."
             )
-            point = {v.name: x for v, x in zip(wanted, values, strict=True)}
-            density.condition_on(point)
-            position = density.from_model(step.unknowns.ravel(point))
-            step.tuner.setups.follow(position)
-            drawn = marginal.draw(gradient, position, rng, groups=of_groups).values
-            if of_groups is not None:
-                axes = marginal.axes
-                drawn = {name: np.take(x, of_groups, axes[name]) for name, x in drawn.items()}
-            if found is None:
-                found = {name: np.empty((*shape, *x.shape)) for name, x in drawn.items()}
-            for name, x in drawn.items():
-                found[name][at] = x
-            bar.update(task, advance=1)
-    flat = [x.reshape(-1, *x.shape[2:]).astype(rv.dtype) for x, rv in zip(inputs, rvs, strict=True)]
-    of_draws = dict(zip(rvs, flat, strict=True))
-    effects = _as_variables(found, model, of_draws, of_groups, marginal)
+        n = posterior.sizes["draw"]
+        spread = np.unique(np.linspace(0, n - 1, min(n, n_draws)).astype(int))
+        return cls(posterior.isel(draw=spread), model, values)
+
+    def point(self, at):
+        """Return the values, on the unconstrained scale, of one draw."""
+        draws = zip(self._draws, self._rvs, strict=True)
+        values = self._unconstrained(*(x[at].astype(rv.dtype) for x, rv in draws))
+        return {v.name: x for v, x in zip(self._values, values, strict=True)}
+
+    def flat(self):
+        """Return the draws of each random variable, chain after chain."""
+        return {
+            rv: x.reshape(-1, *x.shape[2:]).astype(rv.dtype)
+            for x, rv in zip(self._draws, self._rvs, strict=True)
+        }
+
+
+def _effects_of_draw(step, marginal, point, rng, wanted_groups):
+    """Draw the effects, or those of some groups, given the point of one draw."""
+    gradient = step.tuner.gradient
+    density = gradient.density
+    density.condition_on(point)
+    position = density.from_model(step.unknowns.ravel(point))
+    step.tuner.setups.follow(position)
+    drawn = marginal.draw(gradient, position, rng, groups=wanted_groups).values
+    if wanted_groups is None:
+        return drawn
+    return {name: np.take(x, wanted_groups, marginal.axes[name]) for name, x in drawn.items()}
+
+
+def _with_labels(thinned, effects, model, wanted_groups, marginal) -> xr.Dataset:
+    """Add effects to the draws, with the coordinates that pm.sample gives them."""
     by_value = {value.name: rv.name for value, rv in model.values_to_rvs.items()}
     group_dims = {effects[by_value[value]].dims[2 + axis] for value, axis in marginal.axes.items()}
-    if of_groups is not None:
+    if wanted_groups is not None:
         thinned = thinned.drop_dims(group_dims, errors="ignore")
     result = thinned.assign(effects)
     labels = {}
     for effect in effects.values():
         for dim in effect.dims[2:]:
-            entries = of_groups if dim in group_dims else None
+            entries = wanted_groups if dim in group_dims else None
             labels[dim] = _labels(model, dim, result.sizes[dim], entries)
     return result.assign_coords(labels)
 
@@ -190,7 +231,7 @@ def _checked(groups, n_groups):
 
 
 def _as_variables(found, model, of_draws, of_groups, marginal) -> dict:
-    """Values of the model's own variables from those on PyMC's unconstrained scale, with their dims.
+    """Return values of random variables from those on the unconstrained scale, with their dims.
 
     The bounds of a transform may depend on other unknowns, and are taken at the same draw; and on
     the group, so that it is given all groups.

@@ -6,18 +6,28 @@ Knows arguments and models, no chain.
 import logging
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
+
+from pymc.model import Model
 
 from pymc_sghmc.checks import quoted
 from pymc_sghmc.hierarchy.centring import centring_of, partially_centre
 from pymc_sghmc.hierarchy.cluster_effects import clustered_rows, named_effects
+from pymc_sghmc.hierarchy.clustered_rows import ClusterEffect
 from pymc_sghmc.hierarchy.marginal import integrate_out
 from pymc_sghmc.loops.backends import is_jax
 from pymc_sghmc.models.contract import minibatch_log_density
 from pymc_sghmc.models.row_model import RowModel
 
-__all__ = ["advise_to_integrate_out", "integrated_effects", "rewritten"]
+__all__ = [
+    "NO_REWRITING",
+    "Rewriting",
+    "advise_to_integrate_out",
+    "integrated_effects",
+    "rewritten",
+]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
@@ -75,23 +85,21 @@ def integrated_effects(model, given, point, variables) -> tuple:
     return effects, left
 
 
-def rewritten(rows, model, effects, *, may_centre, recover) -> RowModel:
-    """Rewrite a model's group effects: integrate some out, centre others partially.
+class Rewriting(NamedTuple):
+    """Which group effects of a model are rewritten."""
 
-    Parameters
-    ----------
-    rows : RowModel
-        Cut without the priors of ``effects``.
-    model : pm.Model
-    effects : list of ClusterEffect
-        To be integrated out.
-    may_centre : bool
-        Whether positions may be in other coordinates than the model's.
-    recover : bool
-        Whether values of effects that are integrated out are drawn for each draw.
-    """
-    rows = integrate_out(rows, model, effects, recover)
-    return partially_centre(rows, model) if may_centre else rows
+    integrated: tuple[ClusterEffect, ...] = ()  # integrated out, group by group
+    recover: bool = True  # whether values of these are drawn for each draw
+    may_centre: bool = False  # whether others may be centred partially
+
+
+NO_REWRITING = Rewriting()
+
+
+def rewritten(rows: RowModel, model: Model, rewriting: Rewriting) -> RowModel:
+    """Rewrite group effects of a model that was cut without the priors of those integrated."""
+    rows = integrate_out(rows, model, list(rewriting.integrated), rewriting.recover)
+    return partially_centre(rows, model) if rewriting.may_centre else rows
 
 
 def advise_to_integrate_out(model, given, point, unknowns, gradient) -> None:

@@ -105,6 +105,6 @@ def _as_product(model, rv, value, terms, unknowns) -> ScaledEffect | None:
 
 
 def _is_known(one, variables) -> bool:
-    """Whether the scale is unknown, and nothing but the step's unknowns tells it and the location."""
+    """Whether the scale is a parameter, and the step samples all that determines the effect."""
     own = [v in variables and v is not one.value for v in told_by(one.needs)]
     return all(own) and not set(variables).isdisjoint(told_by([one.scale]))

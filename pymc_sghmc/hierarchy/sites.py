@@ -1,4 +1,4 @@
-"""What the integral over a group's coefficients needs: clusters of rows, Gaussian sites, quadrature."""
+"""Clusters of rows, Gaussian sites and quadrature: what the integral over coefficients needs."""
 
 from dataclasses import dataclass
 from functools import cached_property

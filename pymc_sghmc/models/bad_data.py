@@ -84,7 +84,8 @@ def not_finite(
             shown = ", ".join(str(values[row * step]) for row in rows[:MOST_LISTED])
             return ValueError(
                 f"The log-likelihood of {name!r} is not finite for {_listed(rows, step)}, wherever "
-                f"it is evaluated. Correct or drop such rows: does {label} allow the values {shown}?"
+                f"it is evaluated. Correct or drop such rows: does {label} allow the values "
+                f"{shown}?"
             )
     return ValueError(
         f"The log-likelihood of {quoted(terms)} is infinite or not a number at and near the "

@@ -214,6 +214,11 @@ def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch, lengths
             key: key[1] if batch_size is None else checked_size(batch_size, key) for key in by_rows
         }
 
+    return _named_sizes(batch_size, by_rows, labels, listing, checked_size, from_minibatch)
+
+
+def _named_sizes(batch_size, by_rows, labels, listing, checked_size, from_minibatch) -> dict:
+    """Batch sizes by the names of groups of rows."""
     if unknown := [x for x in batch_size if not any(x in ls for ls in labels.values())]:
         raise ValueError(
             f"batch_size={dict(batch_size)!r}: {unknown[0]!r} is not the name of a group of rows. "

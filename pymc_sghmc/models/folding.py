@@ -1,4 +1,4 @@
-"""What constants alone determine is computed once: a basis of functions, say, of which rows are then cut.
+"""Values that constants alone determine, such as a basis of functions, are computed once.
 
 PyMC computes most of it itself, up to an operation that repeats an array: there the rows of
 constants may lie on any axis, and nothing could be cut. Knows graphs; knows no model, no steps.

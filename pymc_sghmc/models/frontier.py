@@ -1,4 +1,4 @@
-"""Where to cut the graph of a row: what of the unknowns a row depends on, by way of fixed derivatives.
+"""Where to cut the graph of a row: the linear predictors through which it sees parameters.
 
 Knows operations of PyTensor, no model and no data.
 """
@@ -51,7 +51,7 @@ def frontier(graph, axes, fixed) -> tuple[list, list] | None:
 
 
 def shared_zetas(shared, fixed, variables):
-    """Yield what all rows share: as ζ, and by way of which functions they see these, as of cutpoints."""
+    """Yield what all rows share: linear predictors, and functions of them, such as cutpoints."""
     # Functions of one shared unknown, such as σ and log σ, are one ζ.
     roots = list(dict.fromkeys(root for v in shared for root in _elementwise_roots(v, fixed)))
     yield from ((roots, ()), (shared, ()))

@@ -92,7 +92,7 @@ def minibatch_size(node) -> int:
 
 
 def is_fixed(variable) -> bool:
-    """Whether no unknown and no minibatch enters it: it is computed from shared and constant values alone."""
+    """Whether it is computed from shared and constant values alone."""
     roots = (found for found in ancestors([variable]) if found.owner is None)
     return all(isinstance(root, SharedVariable | Constant) for root in roots)
 

@@ -141,7 +141,8 @@ def not_sliceable(model, name, n_rows, reason) -> ValueError:
         f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows.{hint} Put "
         "the rows of all its data on the leading axis, in the same order; put constants that the "
         "model transposes or repeats into pm.Data; replace hard-coded row counts (tile, repeat, "
-        f"scan) by shapes; or use NUTS.{_same_length(model, name, n_rows)} (PyTensor says: {first_line})"
+        f"scan) by shapes; or use NUTS.{_same_length(model, name, n_rows)} "
+        f"(PyTensor says: {first_line})"
     )
 
 

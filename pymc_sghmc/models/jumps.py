@@ -40,7 +40,7 @@ ROUND_OFF = 1e4  # times the precision
 def conditional_unknowns(
     graph: TensorVariable, unknowns: Sequence[TensorVariable]
 ) -> list[TensorVariable]:
-    """Return the parameters on which a condition, an index or a rounded number in ``graph`` depends.
+    """Return the parameters on which a condition, an index or a rounded number depends.
 
     Conditions that bound the support don't count: beyond it the density is zero. Nor do conditions
     that hold almost nowhere, such as ``eq(p, 0)`` of a probability: they are there for rounding.
@@ -80,7 +80,7 @@ def _inputs_that_matter(node: Apply) -> list[Variable]:
 
 
 def _may_be_flat(node: Apply, flat: set[Variable], rare: set[Variable]) -> bool:
-    """Whether a result may be constant on a set of positive probability, as of ``maximum(x, 0)``."""
+    """Whether a result may be constant on a set of positive probability, as ``maximum(x, 0)``."""
     scalar_op = getattr(node.op, "scalar_op", None)
     if isinstance(scalar_op, ps.Switch) and node.inputs[0] in rare:
         return any(v in flat for v in node.inputs[1:])
@@ -137,7 +137,9 @@ def jumping_unknowns(logp, start, unknowns) -> list:
     for name, where in unknowns.items():
         way = np.zeros(start.shape)
         way[where] = rng.choice([-1.0, 1.0], way[where].shape) * (1 + np.abs(centre[where]))
-        if any(_jumps(lambda t, s=scale: at(centre + t * s * way), precision) for scale in SCALES):
+        if any(
+            _jumps(lambda t, s=scale, w=way: at(centre + t * s * w), precision) for scale in SCALES
+        ):
             found.append(name)
     return found
 

@@ -1,4 +1,4 @@
-"""Which derivatives in a graph are the same everywhere, and the graph written so that more of them are.
+"""Which derivatives of a graph are constant, and rewrites that make more of them constant.
 
 Knows operations of PyTensor; knows no model, no data and no sampler.
 """
@@ -92,7 +92,7 @@ def simplified(graph, fixed):
 
 
 def _picks(node) -> bool:
-    """Whether an operation picks one entry of the leading axis for each row, of all columns or one."""
+    """Whether an operation picks one entry of the leading axis for each row."""
     if not isinstance(node.op, AdvancedSubtensor) or not indexes_leading_axes(node):
         return False
     x, rows, *columns = node.inputs

@@ -107,7 +107,7 @@ def row_terms(log_likelihoods, variables, batches, point, check_bounds=True) -> 
 
 
 def row_cuts(log_likelihoods, variables, batches, point, linear=False) -> tuple | None:
-    """Return log-likelihoods without PyMC's checks, and of each group its cuts, linear if asked, or None."""
+    """Return log-likelihoods without PyMC's checks, and the cuts of each group, or None."""
     # Checks look at all rows but let values through: they are no part of a cut.
     unchecked = [_without_checks(log_likelihood) for log_likelihood in log_likelihoods]
     if linear:

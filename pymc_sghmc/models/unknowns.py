@@ -1,4 +1,4 @@
-"""The unknowns of a step as one vector: names, shapes, and where each lies in it. Knows no graph."""
+"""The parameters of a step as one vector: names, shapes, and where each lies in it."""
 
 import math
 

@@ -1,1 +1,1 @@
-"""Which rows, of which arrays, in which order. Imports `models`; knows no gradients and no unknowns."""
+"""Arrays, and samplers of their rows."""

@@ -188,7 +188,7 @@ class InMemory:
                 yield Chunk(0, k, chunk, n_rows / count, self.resident)
 
     def odd_values(self, minibatch=None) -> str:
-        """Say what the data of these rows, or of all, contain that no gradient comes of, if anything.
+        """Name missing or infinite values in the data of these rows, or of all; else return "".
 
         ``pm.set_data`` may have put it there.
         """

@@ -34,7 +34,7 @@ class MappedFile(NamedTuple):
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether it has fewer bytes; one that is gone, or replaced, is still there for its maps."""
+        """Whether it has fewer bytes. A file that is gone or replaced still serves its maps."""
         try:
             return os.stat(self.name).st_size < self.needed
         except OSError:

@@ -241,6 +241,6 @@ def checked(given) -> dict:
 
 
 def compared(values) -> dict:
-    """Return those of `checked` arguments that must be a saved state's for a chain to go on from it."""
+    """Return the arguments in which a saved state must agree for a chain to go on from it."""
     given = {name: values[name] for name, argument in ARGUMENTS.items() if argument.is_compared}
     return {name: description(x) if callable(x) else x for name, x in given.items()}

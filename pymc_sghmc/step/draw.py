@@ -227,7 +227,7 @@ class DrawLoop:
         return position
 
     def where_it_was(self, state: Any, target: Target, position: Array, in_model: Array) -> Array:
-        """Return the position of a chain's state if that is ``in_model`` in the model's coordinates.
+        """Return the position of a chain's state if that is ``in_model`` in model coordinates.
 
         The way there and back doesn't end at the very same numbers; ``position`` is its end.
         """

@@ -3,12 +3,18 @@
 from collections.abc import Mapping
 
 from pymc_sghmc.checks import quoted
+from pymc_sghmc.exceptions import NotApplicable
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient, minibatch_gradient
 from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.hierarchy.centring import centring_of, not_an_effect
-from pymc_sghmc.hierarchy.rewrites import advise_to_integrate_out, rewritten
+from pymc_sghmc.hierarchy.rewrites import (
+    NO_REWRITING,
+    Rewriting,
+    advise_to_integrate_out,
+    rewritten,
+)
 from pymc_sghmc.models.contract import ALL_ROWS
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.row_model import row_model
@@ -23,11 +29,10 @@ def plain_gradient(
     batch_size=None,
     initial_point=None,
     compile_kwargs=None,
+    *,
     data=None,
     replace=True,
-    may_centre=False,
-    effects=(),
-    recover=True,
+    rewriting=NO_REWRITING,
 ) -> MinibatchGradient:
     """Make the gradient from the model's own rows, or from arrays or a loader given as ``data``.
 
@@ -36,14 +41,12 @@ def plain_gradient(
     model : pm.Model
     unknowns : Unknowns
         What a position is made of.
-    batch_size, data, replace, compile_kwargs, recover
+    batch_size, compile_kwargs, data, replace
         As documented by the samplers.
     initial_point : dict, optional
         A point of the model; default: its own.
-    may_centre : bool, default False
-        Whether positions may be in other coordinates than the model's.
-    effects : list of ClusterEffect
-        To be integrated out.
+    rewriting : Rewriting, optional
+        Which group effects to rewrite; default: none.
     """
     if data is not None and batch_size is None:
         raise ValueError("data= holds rows for minibatches: pass a batch_size, too.")
@@ -57,9 +60,9 @@ def plain_gradient(
         n_rows = source.n_rows
     elif data is not None:
         arrays = given_arrays(model, data)
-    integrated = tuple(effect.rv for effect in effects)
+    integrated = tuple(effect.rv for effect in rewriting.integrated)
     rows = row_model(model, unknowns, batch_size, point, arrays, n_rows, integrated)
-    rows = rewritten(rows, model, list(effects), may_centre=may_centre, recover=recover)
+    rows = rewritten(rows, model, rewriting)
     return minibatch_gradient(rows, LogDensity(rows, compile_kwargs), source, replace)
 
 
@@ -90,11 +93,11 @@ def gradients(model, unknowns, point, given, preconditioner, effects=()) -> tupl
         rows,
         point,
         given["compile_kwargs"],
-        given["data"],
-        given["replace"],
-        may_centre,
-        effects,
-        given["recover"],
+        data=given["data"],
+        replace=given["replace"],
+        rewriting=Rewriting(
+            integrated=tuple(effects), recover=given["recover"], may_centre=may_centre
+        ),
     )
     if effects and plain.density.given_types and not given["recover"]:
         others = quoted(name for name, _ in plain.density.given_types)
@@ -118,14 +121,16 @@ def gradients(model, unknowns, point, given, preconditioner, effects=()) -> tupl
     # with a number of rows that somebody chose, "auto" is what it has always been; but with effects
     # what remains of the noise of first order makes steps short
     may_be = not given_rows or plain.density.group_coefficients or effects
-    wanted = kind == "second_order" or (kind == "auto" and may_be)
-    second = second_order(plain) if wanted else None
-    if isinstance(second, str):
-        if kind == "second_order":
-            raise ValueError(
-                f'gradient="second_order": {second}. Use gradient="control_variates", or "auto".'
-            )
-        second = None
+    second = None
+    if kind == "second_order" or (kind == "auto" and may_be):
+        try:
+            second = second_order(plain)
+        except NotApplicable as reason:
+            if kind == "second_order":
+                raise ValueError(
+                    f'gradient="second_order": {reason}. Use gradient="control_variates", or '
+                    '"auto".'
+                ) from None
     return plain, (ControlVariates(plain), second)
 
 

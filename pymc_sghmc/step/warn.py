@@ -124,8 +124,8 @@ def _warn_of_groups(sampler: str, tuner: Any, tuning: Any) -> None:
         _log.warning(
             f"{sampler}: the posterior isn't near a Gaussian, perhaps because the data hardly "
             f"determine the scale of effects. Leave batch_size out: each step then takes all "
-            f"{marginal.counts.sum():,} rows. With minibatches standard deviations may be off by a tenth "
-            "or more, as these are much noisier in some places than in others."
+            f"{marginal.counts.sum():,} rows. With minibatches standard deviations may be off by a "
+            "tenth or more, as these are much noisier in some places than in others."
         )
 
 

@@ -22,6 +22,7 @@ from pymc_sghmc.hierarchy import effect_draws
 from pymc_sghmc.hierarchy.cluster_effects import named_effects
 from pymc_sghmc.hierarchy.marginal import marginal_of
 from pymc_sghmc.hierarchy.placement import missed, place_nodes, reference_with_nodes
+from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.data import Minibatch
 from pymc_sghmc.step import log
@@ -149,7 +150,12 @@ def marginal(build, names=None, batch_size=20):
     gone = {effect.value for effect in effects}
     unknowns = Unknowns([v for v in model.value_vars if v not in gone], point)
     gradient = plain_gradient(
-        model, unknowns, batch_size, point, {"mode": "FAST_COMPILE"}, effects=effects
+        model,
+        unknowns,
+        batch_size,
+        point,
+        {"mode": "FAST_COMPILE"},
+        rewriting=Rewriting(integrated=tuple(effects)),
     )
     position = unknowns.ravel(point) - 0.3
     marginal_of(gradient.density).place_at(gradient, position)
@@ -428,7 +434,12 @@ def test_order_of_rows_does_not_count():
             [model["tau"]] and [model.rvs_to_values[model["tau"]]], model.initial_point()
         )
         gradient = plain_gradient(
-            model, unknowns, 10, None, {"mode": "FAST_COMPILE"}, effects=effects
+            model,
+            unknowns,
+            10,
+            None,
+            {"mode": "FAST_COMPILE"},
+            rewriting=Rewriting(integrated=tuple(effects)),
         )
         marginal_of(gradient.density).place_at(gradient, np.zeros(1))
         found.append(gradient.passes.likelihood(np.array([0.3])))
@@ -444,7 +455,14 @@ def test_normal_effects_have_the_conditional_law():
         pm.Normal("y", u[GROUP], 1, observed=REAL)
     effects = named_effects(model, ["u"], model.initial_point())
     unknowns = Unknowns([model.rvs_to_values[tau]], model.initial_point())
-    gradient = plain_gradient(model, unknowns, 10, None, {"mode": "FAST_COMPILE"}, effects=effects)
+    gradient = plain_gradient(
+        model,
+        unknowns,
+        10,
+        None,
+        {"mode": "FAST_COMPILE"},
+        rewriting=Rewriting(integrated=tuple(effects)),
+    )
     density, position = gradient.density, np.log([0.8])
     marginal_of(density).place_at(gradient, position - 1)  # somewhere else
     assert (
@@ -473,7 +491,14 @@ def test_effects_unlike_a_gaussian_have_the_conditional_law(monkeypatch):
         pm.Normal("y", b * pm.math.sigmoid(4 * (time - u[group])), 0.6, observed=y)
     effects = named_effects(model, ["u"], model.initial_point())
     unknowns = Unknowns([model.rvs_to_values[b]], model.initial_point())
-    gradient = plain_gradient(model, unknowns, 100, None, {"mode": "FAST_COMPILE"}, effects=effects)
+    gradient = plain_gradient(
+        model,
+        unknowns,
+        100,
+        None,
+        {"mode": "FAST_COMPILE"},
+        rewriting=Rewriting(integrated=tuple(effects)),
+    )
     density, position, n = gradient.density, np.array([2.0]), 250
     marginal_of(density).place_at(gradient, position)
     by_row = -0.5 * ((y[:, None] - 2 * expit(4 * (time[:, None] - x))) / 0.6) ** 2
@@ -505,7 +530,14 @@ def test_effects_where_the_prior_alone_is_another_heap_have_the_conditional_law(
         pm.Normal("y", u[group], 1, observed=y)
     effects = named_effects(model, ["lam", "z"], model.initial_point())
     unknowns = Unknowns([model.rvs_to_values[t]], model.initial_point())
-    gradient = plain_gradient(model, unknowns, 100, None, {"mode": "FAST_COMPILE"}, effects=effects)
+    gradient = plain_gradient(
+        model,
+        unknowns,
+        100,
+        None,
+        {"mode": "FAST_COMPILE"},
+        rewriting=Rewriting(integrated=tuple(effects)),
+    )
     density, position, n = gradient.density, np.log([tau]), 3
     marginal_of(density).place_at(gradient, position)
 
@@ -955,8 +987,8 @@ def test_all_ways_in_give_the_same_likelihood():
             batch_size,
             point,
             {"mode": "FAST_COMPILE"},
-            data,
-            effects=effects,
+            data=data,
+            rewriting=Rewriting(integrated=tuple(effects)),
         )
 
     few = build(

@@ -11,6 +11,7 @@ from targets import by_way_of_the_model, log_density
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.hierarchy.centring import centring_of
+from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.step.gradients import plain_gradient
 
@@ -50,7 +51,9 @@ def test_groups_are_effects_and_the_density_is_the_models(formula, noncentered):
     model = made.backend.model
     point = model.initial_point()
     unknowns = Unknowns(model.value_vars, point)
-    density = plain_gradient(model, unknowns, 10, point, FAST, may_centre=True).density
+    density = plain_gradient(
+        model, unknowns, 10, point, FAST, rewriting=Rewriting(may_centre=True)
+    ).density
     assert set(density.group_coefficients) == {
         name + "_offset" if noncentered else name for name in names
     }

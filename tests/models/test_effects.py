@@ -10,6 +10,7 @@ from targets import by_way_of_the_model, log_density
 
 from pymc_sghmc.compat import ancestors
 from pymc_sghmc.hierarchy.centring import centring_of
+from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.step.gradients import plain_gradient
 
@@ -151,7 +152,9 @@ def built(build, names=None):
     point = model.initial_point()
     values = [v for v in model.value_vars if names is None or v.name in names]
     unknowns = Unknowns(values, point)
-    density = plain_gradient(model, unknowns, 10, point, FAST, may_centre=True).density
+    density = plain_gradient(
+        model, unknowns, 10, point, FAST, rewriting=Rewriting(may_centre=True)
+    ).density
     return model, point, unknowns, density
 
 
@@ -326,4 +329,6 @@ def test_scales_are_looked_for_in_the_likelihood_alone():
 
 def test_without_rows_nothing_tells_how_far_effects_are_to_be_centred():
     model, point, unknowns, _ = built(centred)
-    assert not plain_gradient(model, unknowns, None, point, FAST, may_centre=True).density.rewrites
+    assert not plain_gradient(
+        model, unknowns, None, point, FAST, rewriting=Rewriting(may_centre=True)
+    ).density.rewrites

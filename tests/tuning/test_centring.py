@@ -11,6 +11,7 @@ from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.metric import Diagonal
 from pymc_sghmc.hierarchy import centring_weights
 from pymc_sghmc.hierarchy.centring import centring_of
+from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.step.gradients import plain_gradient
 from pymc_sghmc.tuning import budget, centre, noise_around, setup
@@ -39,7 +40,9 @@ def groups(form, tau=0.7, fixed=False, seed=0):
 def gradient_with_effects(model, batch_size=100):
     point = model.initial_point()
     unknowns = Unknowns(model.value_vars, point)
-    gradient = plain_gradient(model, unknowns, batch_size, point, FAST, may_centre=True)
+    gradient = plain_gradient(
+        model, unknowns, batch_size, point, FAST, rewriting=Rewriting(may_centre=True)
+    )
     return gradient, unknowns.ravel(point)
 
 
