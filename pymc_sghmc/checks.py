@@ -32,7 +32,7 @@ __all__ = [
     "whole_steps",
 ]
 
-MAX_MATRIX = 20_000  # unknowns; such a matrix has 3.2 GB
+MAX_MATRIX = 20_000  # parameters; such a matrix has 3.2 GB
 # What other packages and spellings call an argument of ours.
 OTHER_NAMES = {
     "batchsize": "batch_size",
@@ -120,7 +120,7 @@ def continuous_variables(vars, model, sampler) -> list:
             "out of vars: PyMC gives it another step method."
         )
     if not chosen:
-        raise ValueError(f"{sampler}: the model has no continuous unknowns to sample.")
+        raise ValueError(f"{sampler}: the model has no continuous parameters to sample.")
     return [var for var in model.value_vars if var in set(chosen)]
 
 
@@ -145,27 +145,26 @@ def starting_point(model, initial_point) -> dict:
     for name, value in (initial_point or {}).items():
         if name not in point:
             raise ValueError(
-                f"initial_point: {name!r} is no unknown on PyMC's unconstrained scale, whose "
-                f"names are {quoted(point)}. To choose where chains begin pass initvals to "
+                f"initial_point: {name!r} is not the name of a value variable (PyMC's unconstrained "
+                f"scale). Use {quoted(point)}. To choose where chains begin, pass initvals to "
                 "pm.sample."
             )
         value = np.asarray(value)
         if value.dtype.kind not in "fiu" or value.ndim != point[name].ndim:
             raise ValueError(
-                f"initial_point: {name!r} must be numbers in {point[name].ndim} axes, not "
-                f"{value!r}."
+                f"initial_point: {name!r} must be an array of numbers with "
+                f"{point[name].ndim} axes, not {value!r}."
             )
         point[name] = value.astype(point[name].dtype)
     return point
 
 
 def check_matrix_size(argument, d) -> None:
-    """Refuse matrices over all unknowns where there are too many."""
+    """Refuse matrices over all parameters if there are too many."""
     if d > MAX_MATRIX:
         raise ValueError(
-            f"{argument} is a matrix over the {d} unknowns of this step, {8e-9 * d * d:.3g} GB, "
-            "and is "
-            f'multiplied at every inner step. Above {MAX_MATRIX} unknowns use "diag".'
+            f'{argument}: use "diag" above {MAX_MATRIX} parameters. This is a matrix over the {d} '
+            f"parameters of the step, {8e-9 * d * d:.3g} GB, and each inner step multiplies by it."
         )
 
 
@@ -192,16 +191,16 @@ def true_or_false(name, value) -> bool:
 
 
 def names(name, value) -> tuple:
-    """Check names of unknowns, or variables that have them: one, several or None."""
+    """Check names of parameters, or variables that have them: one, several or None."""
     if value is None:
         return ()
-    given = [value]
+    variables = [value]
     if np.iterable(value) and not isinstance(value, str) and not hasattr(value, "owner"):
-        given = list(value)
-    found = tuple(dict.fromkeys(getattr(one, "name", one) for one in given))
-    if not all(isinstance(one, str) for one in found):
-        raise ValueError(f'{name}={value!r}: must be names of unknowns, such as ["u"].')
-    return found
+        variables = list(value)
+    unique = tuple(dict.fromkeys(getattr(variable, "name", variable) for variable in variables))
+    if not all(isinstance(entry, str) for entry in unique):
+        raise ValueError(f'{name}={value!r}: must be names of parameters, such as ["u"].')
+    return unique
 
 
 def whole_steps(name, value, unit="inner steps") -> int:
@@ -235,8 +234,8 @@ def checked_schedule(learning_rate):
     if not is_number(learning_rate):
         raise ValueError(
             f'learning_rate={learning_rate!r}: pass "auto", a number above zero or a schedule t -> '
-            "η_t from pymc_sghmc.schedules. About 0.01 times the smallest posterior variance is "
-            "a cautious start."
+            "rate from pymc_sghmc.schedules. About 0.01 times the smallest posterior variance "
+            "is a cautious start."
         )
     eta = float(learning_rate)
     if not (eta > 0 and math.isfinite(eta)):
@@ -249,12 +248,12 @@ def _always(phase, t):
 
 
 def _phase(schedule, t) -> Phase:
-    """Ask a schedule, and give Python's numbers: NumPy's would turn float32 into float64."""
+    """Call a schedule, and return Python's numbers: NumPy's would turn float32 into float64."""
     given = schedule(t)
     eta, temperature, weight, cycle = given if isinstance(given, Phase) else Phase(given)
     if not (is_number(eta) and eta > 0 and math.isfinite(eta)):
         raise ChainError(
-            f"learning_rate: the schedule gives {eta} at inner step {t}; rates must be finite "
+            f"learning_rate: the schedule returns {eta} at inner step {t}, but rates must be finite "
             "numbers above zero"
         )
     for name, value in {"temperature": temperature, "weight": weight}.items():
@@ -262,8 +261,8 @@ def _phase(schedule, t) -> Phase:
             continue
         if not (is_number(value) and value >= 0 and math.isfinite(value)):
             raise ChainError(
-                f"learning_rate: the schedule gives the {name} {value} at inner step {t}; it must "
-                "be a finite number, not below zero"
+                f"learning_rate: the schedule returns the {name} {value} at inner step {t}, but it "
+                "must be a finite number, not below zero"
             )
     return Phase(
         float(eta), float(temperature), None if weight is None else float(weight), int(cycle)
@@ -277,29 +276,39 @@ def checked_friction(friction):
     if not (is_number(friction) and 0 < friction <= 1):
         raise ValueError(
             f'friction={friction!r}: must be "auto" or a number in (0, 1]; 1 − friction is the '
-            "momentum term. Without friction gradient noise heats the chain without bound."
+            "momentum term. Without friction, gradient noise heats the chain without limit."
         )
     return float(friction)
 
 
 def unconstrained_point(model, point, effects=()) -> dict:
-    """From a dict of values of unknowns, such as ``pm.find_MAP()`` returns, to a point of PyMC.
+    """Return a point of PyMC, by names of value variables, from values of all parameters.
 
-    Of ``effects`` that are integrated out it needs none.
+    Parameters
+    ----------
+    model : pm.Model
+    point : dict
+        Values of the parameters, such as ``pm.find_MAP()`` returns.
+    effects : sequence
+        Effects that are integrated out, which need no value.
     """
     names = [value.name for value in model.value_vars]
     out = [effect.rv for effect in effects]
     if all(name in point for name in names):
         return {name: np.asarray(point[name]) for name in names}
-    own = {rv: model.rvs_to_values[rv].name for rv in model.free_RVs}
-    missing = [rv for rv, name in own.items() if rv.name not in point and name not in point]
+    value_names = {rv: model.rvs_to_values[rv].name for rv in model.free_RVs}
+    missing = [rv for rv, name in value_names.items() if rv.name not in point and name not in point]
     missing = [rv.name for rv in missing if rv not in out]
     if missing:
         raise ValueError(
-            f"centre: has no value of {', '.join(missing)}. Pass a value of each unknown, such as "
+            f"centre: has no value of {', '.join(missing)}. Pass a value of each parameter, such as "
             "pm.find_MAP() returns."
         )
-    overrides = {rv: np.asarray(point[rv.name]) for rv in own if rv.name in point}
-    found = make_initial_point_fn(model=model, overrides=overrides)(0)
-    given = [name for rv, name in own.items() if rv not in overrides and name in point]
-    return found | {name: np.asarray(point[name]) for name in given}
+    overrides = {rv: np.asarray(point[rv.name]) for rv in value_names if rv.name in point}
+    filled = make_initial_point_fn(model=model, overrides=overrides)(0)
+    unconstrained = {
+        name: np.asarray(point[name])
+        for rv, name in value_names.items()
+        if rv not in overrides and name in point
+    }
+    return filled | unconstrained
