@@ -4,7 +4,9 @@ import difflib
 import inspect
 import math
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 
@@ -48,7 +50,7 @@ OTHER_NAMES = {
 }
 
 
-def check_call(sampler, vars, names, model) -> Model:
+def check_call(sampler: Any, vars: object, names: Iterable[str], model: Model | None) -> Model:
     """Check how a step method is called, before anything else looks at its arguments.
 
     Parameters
@@ -93,7 +95,7 @@ def check_call(sampler, vars, names, model) -> Model:
         ) from None
 
 
-def _unexpected(sampler, argument, arguments):
+def _unexpected(sampler: str, argument: str, arguments: list[str]) -> str:
     """Say that a sampler has no such argument, and which one may be meant."""
     if argument == "batch_size":
         return (
@@ -107,7 +109,7 @@ def _unexpected(sampler, argument, arguments):
     return f"{sampler} has no argument {argument!r}. It has {', '.join(arguments)}."
 
 
-def continuous_variables(vars, model, sampler) -> list:
+def continuous_variables(vars: Any, model: Model, sampler: str) -> list[Any]:
     """Value variables to sample, in the model's order, which is that of PyMC's points."""
     if vars is None:
         chosen = model.continuous_value_vars
@@ -124,7 +126,7 @@ def continuous_variables(vars, model, sampler) -> list:
     return [var for var in model.value_vars if var in set(chosen)]
 
 
-def _variables(vars, model, sampler) -> list:
+def _variables(vars: Any, model: Model, sampler: str) -> list[Any]:
     """Return variables, of which some may be given by name."""
     chosen = []
     for var in vars if isinstance(vars, list | tuple) else [vars]:
@@ -139,7 +141,7 @@ def _variables(vars, model, sampler) -> list:
     return chosen
 
 
-def starting_point(model, initial_point) -> dict:
+def starting_point(model: Model, initial_point: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
     """Return the model's initial point with the values of an ``initial_point`` in it."""
     point = model.initial_point()
     for name, value in (initial_point or {}).items():
@@ -159,7 +161,7 @@ def starting_point(model, initial_point) -> dict:
     return point
 
 
-def check_matrix_size(argument, d) -> None:
+def check_matrix_size(argument: str, d: int) -> None:
     """Refuse matrices over all parameters if there are too many."""
     if d > MAX_MATRIX:
         raise ValueError(
@@ -168,29 +170,29 @@ def check_matrix_size(argument, d) -> None:
         )
 
 
-def quoted(names) -> str:
+def quoted(names: Iterable[str]) -> str:
     """List names, each in quotes."""
     return ", ".join(map(repr, names))
 
 
-def is_number(value) -> bool:
+def is_number(value: Any) -> bool:
     """Whether ``value`` is one real number, of Python's or NumPy's, and no bool."""
     return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiu"
 
 
-def is_whole(value) -> bool:
+def is_whole(value: Any) -> bool:
     """Whether ``value`` is one whole number, of Python's or NumPy's, and no bool."""
     return is_number(value) and np.asarray(value).dtype.kind in "iu"
 
 
-def true_or_false(name, value) -> bool:
+def true_or_false(name: str, value: Any) -> bool:
     """Check an argument that is one of the two."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}={value!r}: must be True or False.")
     return bool(value)
 
 
-def names(name, value) -> tuple:
+def names(name: str, value: Any) -> tuple[str, ...]:
     """Check names of parameters, or variables that have them: one, several or None."""
     if value is None:
         return ()
@@ -203,14 +205,14 @@ def names(name, value) -> tuple:
     return unique
 
 
-def whole_steps(name, value, unit="inner steps") -> int:
+def whole_steps(name: str, value: Any, unit: str = "inner steps") -> int:
     """Check a number of steps, or of another ``unit``."""
     if not (is_whole(value) and value >= 1):
         raise ValueError(f"{name}={value!r}: must be a whole number of {unit}, at least 1.")
     return int(value)
 
 
-def positive_root(matrix):
+def positive_root(matrix: np.ndarray) -> np.ndarray | None:
     """L with LLᵀ = ``matrix``, or None where this isn't finite, symmetric and positive definite.
 
     Square roots of a diagonal, (d,), or Cholesky's factor of a matrix, (d, d).
@@ -227,7 +229,7 @@ def positive_root(matrix):
         return None
 
 
-def checked_schedule(learning_rate):
+def checked_schedule(learning_rate: Any) -> Callable[[int], Phase]:
     """Check a learning rate, and return it as a schedule of phases."""
     if callable(learning_rate):
         return partial(_phase, learning_rate)
@@ -243,14 +245,15 @@ def checked_schedule(learning_rate):
     return partial(_always, Phase(eta))
 
 
-def _always(phase, t):
+def _always(phase: Phase, t: int) -> Phase:
     return phase
 
 
-def _phase(schedule, t) -> Phase:
+def _phase(schedule: Callable[[int], Any], t: int) -> Phase:
     """Call a schedule, and return Python's numbers: NumPy's would turn float32 into float64."""
-    given = schedule(t)
-    eta, temperature, weight, cycle = given if isinstance(given, Phase) else Phase(given)
+    value_at_t = schedule(t)
+    phase = value_at_t if isinstance(value_at_t, Phase) else Phase(value_at_t)
+    eta, temperature, weight, cycle = phase
     if not (is_number(eta) and eta > 0 and math.isfinite(eta)):
         raise ChainError(
             f"learning_rate: the schedule returns {eta} at inner step {t}, but rates must be finite "
@@ -259,7 +262,7 @@ def _phase(schedule, t) -> Phase:
     for name, value in {"temperature": temperature, "weight": weight}.items():
         if value is None and name == "weight":
             continue
-        if not (is_number(value) and value >= 0 and math.isfinite(value)):
+        if value is None or not (is_number(value) and value >= 0 and math.isfinite(value)):
             raise ChainError(
                 f"learning_rate: the schedule returns the {name} {value} at inner step {t}, but it "
                 "must be a finite number, not below zero"
@@ -269,7 +272,7 @@ def _phase(schedule, t) -> Phase:
     )
 
 
-def checked_friction(friction):
+def checked_friction(friction: Any) -> Literal["auto"] | float:
     """Check the argument ``friction``: "auto" or α in (0, 1]."""
     if isinstance(friction, str) and friction == "auto":
         return "auto"
@@ -281,7 +284,9 @@ def checked_friction(friction):
     return float(friction)
 
 
-def unconstrained_point(model, point, effects=()) -> dict:
+def unconstrained_point(
+    model: Model, point: Mapping[str, Any], effects: Sequence[Any] = ()
+) -> dict[str, np.ndarray]:
     """Return a point of PyMC, by names of value variables, from values of all parameters.
 
     Parameters

@@ -262,7 +262,7 @@ def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(mo
         ({"gradient": "full"}, 'gradient=\'full\': must be "auto", "plain", "control_variates" or'),
         ({"target_bias": 0}, "target_bias=0: must be a number between 0 and 1"),
         ({"gradient": "control_variates", "batch_size": 60}, "uses all data and has no noise"),
-        ({"learning_rate": "auto", "batch_size": 1}, "batch_size=1: automatic settings need"),
+        ({"learning_rate": "auto", "batch_size": 1}, "batch_size=1: raise it"),
         ({"preconditioner": np.ones(2)}, r"preconditioner has shape \(2,\).*shape \(3,\)"),
         ({"preconditioner": [1.0, -1.0, 1.0]}, "preconditioner: all entries must be finite"),
         ({"preconditioner": np.full((3, 3), 1.0)}, "preconditioner: the matrix must be symmetric"),
@@ -451,7 +451,7 @@ def test_numbers_of_numpy_and_partial_points_are_taken(model):
             "'sigma' is not the name of a value variable.*'beta', 'sigma_log__'",
         ),
         ({"beta": 1.0}, "'beta' must be an array of numbers with 1 axes"),
-        ({"beta": ["a", "b"]}, "'beta' must be numbers"),
+        ({"beta": ["a", "b"]}, "'beta' must be an array of numbers"),
     ],
 )
 def test_bad_initial_point_is_refused(model, value, words):
