@@ -4,7 +4,9 @@ import difflib
 import inspect
 import math
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,7 +34,7 @@ __all__ = [
     "whole_steps",
 ]
 
-MAX_MATRIX = 20_000  # unknowns; such a matrix has 3.2 GB
+MAX_MATRIX = 20_000  # parameters; such a matrix has 3.2 GB
 # What other packages and spellings call an argument of ours.
 OTHER_NAMES = {
     "batchsize": "batch_size",
@@ -48,7 +50,7 @@ OTHER_NAMES = {
 }
 
 
-def check_call(sampler, vars, names, model) -> Model:
+def check_call(sampler: Any, vars: object, names: Iterable[str], model: Model | None) -> Model:
     """Check how a step method is called, before anything else looks at its arguments.
 
     Parameters
@@ -93,7 +95,7 @@ def check_call(sampler, vars, names, model) -> Model:
         ) from None
 
 
-def _unexpected(sampler, argument, arguments):
+def _unexpected(sampler: str, argument: str, arguments: list[str]) -> str:
     """Say that a sampler has no such argument, and which one may be meant."""
     if argument == "batch_size":
         return (
@@ -107,7 +109,7 @@ def _unexpected(sampler, argument, arguments):
     return f"{sampler} has no argument {argument!r}. It has {', '.join(arguments)}."
 
 
-def continuous_variables(vars, model, sampler) -> list:
+def continuous_variables(vars: Any, model: Model, sampler: str) -> list[Any]:
     """Value variables to sample, in the model's order, which is that of PyMC's points."""
     if vars is None:
         chosen = model.continuous_value_vars
@@ -120,11 +122,11 @@ def continuous_variables(vars, model, sampler) -> list:
             "out of vars: PyMC gives it another step method."
         )
     if not chosen:
-        raise ValueError(f"{sampler}: the model has no continuous unknowns to sample.")
+        raise ValueError(f"{sampler}: the model has no continuous parameters to sample.")
     return [var for var in model.value_vars if var in set(chosen)]
 
 
-def _variables(vars, model, sampler) -> list:
+def _variables(vars: Any, model: Model, sampler: str) -> list[Any]:
     """Return variables, of which some may be given by name."""
     chosen = []
     for var in vars if isinstance(vars, list | tuple) else [vars]:
@@ -139,79 +141,78 @@ def _variables(vars, model, sampler) -> list:
     return chosen
 
 
-def starting_point(model, initial_point) -> dict:
+def starting_point(model: Model, initial_point: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
     """Return the model's initial point with the values of an ``initial_point`` in it."""
     point = model.initial_point()
     for name, value in (initial_point or {}).items():
         if name not in point:
             raise ValueError(
-                f"initial_point: {name!r} is no unknown on PyMC's unconstrained scale, whose "
-                f"names are {quoted(point)}. To choose where chains begin pass initvals to "
+                f"initial_point: {name!r} is not the name of a value variable (PyMC's unconstrained "
+                f"scale). Use {quoted(point)}. To choose where chains begin, pass initvals to "
                 "pm.sample."
             )
         value = np.asarray(value)
         if value.dtype.kind not in "fiu" or value.ndim != point[name].ndim:
             raise ValueError(
-                f"initial_point: {name!r} must be numbers in {point[name].ndim} axes, not "
-                f"{value!r}."
+                f"initial_point: {name!r} must be an array of numbers with "
+                f"{point[name].ndim} axes, not {value!r}."
             )
         point[name] = value.astype(point[name].dtype)
     return point
 
 
-def check_matrix_size(argument, d) -> None:
-    """Refuse matrices over all unknowns where there are too many."""
+def check_matrix_size(argument: str, d: int) -> None:
+    """Refuse matrices over all parameters if there are too many."""
     if d > MAX_MATRIX:
         raise ValueError(
-            f"{argument} is a matrix over the {d} unknowns of this step, {8e-9 * d * d:.3g} GB, "
-            "and is "
-            f'multiplied at every inner step. Above {MAX_MATRIX} unknowns use "diag".'
+            f'{argument}: use "diag" above {MAX_MATRIX} parameters. This is a matrix over the {d} '
+            f"parameters of the step, {8e-9 * d * d:.3g} GB, and each inner step multiplies by it."
         )
 
 
-def quoted(names) -> str:
+def quoted(names: Iterable[str]) -> str:
     """List names, each in quotes."""
     return ", ".join(map(repr, names))
 
 
-def is_number(value) -> bool:
+def is_number(value: Any) -> bool:
     """Whether ``value`` is one real number, of Python's or NumPy's, and no bool."""
     return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiu"
 
 
-def is_whole(value) -> bool:
+def is_whole(value: Any) -> bool:
     """Whether ``value`` is one whole number, of Python's or NumPy's, and no bool."""
     return is_number(value) and np.asarray(value).dtype.kind in "iu"
 
 
-def true_or_false(name, value) -> bool:
+def true_or_false(name: str, value: Any) -> bool:
     """Check an argument that is one of the two."""
     if not isinstance(value, bool | np.bool_):
         raise ValueError(f"{name}={value!r}: must be True or False.")
     return bool(value)
 
 
-def names(name, value) -> tuple:
-    """Check names of unknowns, or variables that have them: one, several or None."""
+def names(name: str, value: Any) -> tuple[str, ...]:
+    """Check names of parameters, or variables that have them: one, several or None."""
     if value is None:
         return ()
-    given = [value]
+    variables = [value]
     if np.iterable(value) and not isinstance(value, str) and not hasattr(value, "owner"):
-        given = list(value)
-    found = tuple(dict.fromkeys(getattr(one, "name", one) for one in given))
-    if not all(isinstance(one, str) for one in found):
-        raise ValueError(f'{name}={value!r}: must be names of unknowns, such as ["u"].')
-    return found
+        variables = list(value)
+    unique = tuple(dict.fromkeys(getattr(variable, "name", variable) for variable in variables))
+    if not all(isinstance(entry, str) for entry in unique):
+        raise ValueError(f'{name}={value!r}: must be names of parameters, such as ["u"].')
+    return unique
 
 
-def whole_steps(name, value, unit="inner steps") -> int:
+def whole_steps(name: str, value: Any, unit: str = "inner steps") -> int:
     """Check a number of steps, or of another ``unit``."""
     if not (is_whole(value) and value >= 1):
         raise ValueError(f"{name}={value!r}: must be a whole number of {unit}, at least 1.")
     return int(value)
 
 
-def positive_root(matrix):
+def positive_root(matrix: np.ndarray) -> np.ndarray | None:
     """L with LLᵀ = ``matrix``, or None where this isn't finite, symmetric and positive definite.
 
     Square roots of a diagonal, (d,), or Cholesky's factor of a matrix, (d, d).
@@ -228,15 +229,15 @@ def positive_root(matrix):
         return None
 
 
-def checked_schedule(learning_rate):
+def checked_schedule(learning_rate: Any) -> Callable[[int], Phase]:
     """Check a learning rate, and return it as a schedule of phases."""
     if callable(learning_rate):
         return partial(_phase, learning_rate)
     if not is_number(learning_rate):
         raise ValueError(
             f'learning_rate={learning_rate!r}: pass "auto", a number above zero or a schedule t -> '
-            "η_t from pymc_sghmc.schedules. About 0.01 times the smallest posterior variance is "
-            "a cautious start."
+            "rate from pymc_sghmc.schedules. About 0.01 times the smallest posterior variance "
+            "is a cautious start."
         )
     eta = float(learning_rate)
     if not (eta > 0 and math.isfinite(eta)):
@@ -244,62 +245,75 @@ def checked_schedule(learning_rate):
     return partial(_always, Phase(eta))
 
 
-def _always(phase, t):
+def _always(phase: Phase, t: int) -> Phase:
     return phase
 
 
-def _phase(schedule, t) -> Phase:
-    """Ask a schedule, and give Python's numbers: NumPy's would turn float32 into float64."""
-    given = schedule(t)
-    eta, temperature, weight, cycle = given if isinstance(given, Phase) else Phase(given)
+def _phase(schedule: Callable[[int], Any], t: int) -> Phase:
+    """Call a schedule, and return Python's numbers: NumPy's would turn float32 into float64."""
+    value_at_t = schedule(t)
+    phase = value_at_t if isinstance(value_at_t, Phase) else Phase(value_at_t)
+    eta, temperature, weight, cycle = phase
     if not (is_number(eta) and eta > 0 and math.isfinite(eta)):
         raise ChainError(
-            f"learning_rate: the schedule gives {eta} at inner step {t}; rates must be finite "
+            f"learning_rate: the schedule returns {eta} at inner step {t}, but rates must be finite "
             "numbers above zero"
         )
     for name, value in {"temperature": temperature, "weight": weight}.items():
         if value is None and name == "weight":
             continue
-        if not (is_number(value) and value >= 0 and math.isfinite(value)):
+        if value is None or not (is_number(value) and value >= 0 and math.isfinite(value)):
             raise ChainError(
-                f"learning_rate: the schedule gives the {name} {value} at inner step {t}; it must "
-                "be a finite number, not below zero"
+                f"learning_rate: the schedule returns the {name} {value} at inner step {t}, but it "
+                "must be a finite number, not below zero"
             )
     return Phase(
         float(eta), float(temperature), None if weight is None else float(weight), int(cycle)
     )
 
 
-def checked_friction(friction):
+def checked_friction(friction: Any) -> Literal["auto"] | float:
     """Check the argument ``friction``: "auto" or α in (0, 1]."""
     if isinstance(friction, str) and friction == "auto":
         return "auto"
     if not (is_number(friction) and 0 < friction <= 1):
         raise ValueError(
             f'friction={friction!r}: must be "auto" or a number in (0, 1]; 1 − friction is the '
-            "momentum term. Without friction gradient noise heats the chain without bound."
+            "momentum term. Without friction, gradient noise heats the chain without limit."
         )
     return float(friction)
 
 
-def unconstrained_point(model, point, effects=()) -> dict:
-    """From a dict of values of unknowns, such as ``pm.find_MAP()`` returns, to a point of PyMC.
+def unconstrained_point(
+    model: Model, point: Mapping[str, Any], effects: Sequence[Any] = ()
+) -> dict[str, np.ndarray]:
+    """Return a point of PyMC, by names of value variables, from values of all parameters.
 
-    Of ``effects`` that are integrated out it needs none.
+    Parameters
+    ----------
+    model : pm.Model
+    point : dict
+        Values of the parameters, such as ``pm.find_MAP()`` returns.
+    effects : sequence
+        Effects that are integrated out, which need no value.
     """
     names = [value.name for value in model.value_vars]
     out = [effect.rv for effect in effects]
     if all(name in point for name in names):
         return {name: np.asarray(point[name]) for name in names}
-    own = {rv: model.rvs_to_values[rv].name for rv in model.free_RVs}
-    missing = [rv for rv, name in own.items() if rv.name not in point and name not in point]
+    value_names = {rv: model.rvs_to_values[rv].name for rv in model.free_RVs}
+    missing = [rv for rv, name in value_names.items() if rv.name not in point and name not in point]
     missing = [rv.name for rv in missing if rv not in out]
     if missing:
         raise ValueError(
-            f"centre: has no value of {', '.join(missing)}. Pass a value of each unknown, such as "
+            f"centre: has no value of {', '.join(missing)}. Pass a value of each parameter, such as "
             "pm.find_MAP() returns."
         )
-    overrides = {rv: np.asarray(point[rv.name]) for rv in own if rv.name in point}
-    found = make_initial_point_fn(model=model, overrides=overrides)(0)
-    given = [name for rv, name in own.items() if rv not in overrides and name in point]
-    return found | {name: np.asarray(point[name]) for name in given}
+    overrides = {rv: np.asarray(point[rv.name]) for rv in value_names if rv.name in point}
+    filled = make_initial_point_fn(model=model, overrides=overrides)(0)
+    unconstrained = {
+        name: np.asarray(point[name])
+        for rv, name in value_names.items()
+        if rv not in overrides and name in point
+    }
+    return filled | unconstrained

@@ -10,8 +10,6 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from pytensor.tensor.variable import TensorVariable
-
 from pymc_sghmc.bambi_draws import pymc_model_and_draws
 from pymc_sghmc.checks import is_whole
 from pymc_sghmc.diagnostics.full_data import (
@@ -258,11 +256,11 @@ def _weights(steps: list[StepStatistics], n_chains: int, n_all: int) -> np.ndarr
 
 
 def _names(
-    posterior: Any, parameters: list[TensorVariable], shapes: list[tuple[int, ...]]
+    posterior: Any, parameters: list[Any], shapes: list[tuple[int, ...]]
 ) -> tuple[list[str], dict[str, slice]]:
     """Return the name of each entry, as ArviZ names it, and the entries of each variable."""
-    names = []
-    groups = {}
+    names: list[str] = []
+    groups: dict[str, slice] = {}
     for rv, shape in zip(parameters, shapes, strict=True):
         start = len(names)
         draws = posterior[rv.name].isel(chain=0, draw=0)

@@ -13,8 +13,8 @@ import pytensor.tensor as pt
 
 from pymc.model import Model
 from pymc.pytensorf import compile, rewrite_pregrad
+from pytensor.gradient import grad
 from pytensor.graph.replace import clone_replace
-from pytensor.tensor.variable import TensorVariable
 
 from pymc_sghmc.checks import quoted
 from pymc_sghmc.models.contract import minibatch_log_density
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-def full_data_logp(model: Model) -> TensorVariable:
+def full_data_logp(model: Model) -> Any:
     """Return the log-density of the parameters given all data, those behind ``pm.Minibatch`` included.
 
     PyMC's ``remove_minibatched_nodes`` fails on observed variables of two axes (PyMC 5.28, 6.4).
@@ -106,7 +106,8 @@ def full_data_gradients(
 ) -> np.ndarray:
     """Return ∇log p of all data by the continuous parameters, shape (chain, draw, d)."""
     logp = rewrite_pregrad(full_data_logp(model))
-    gradient = pt.concatenate([g.ravel() for g in pt.grad(logp, model.continuous_value_vars)])
+    slopes: Any = grad(logp, model.continuous_value_vars)
+    gradient = pt.concatenate([slope.ravel() for slope in slopes])
     kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
     function = compile(model.value_vars, gradient, **kwargs)
     inputs = [draws[value.name] for value in model.value_vars]
@@ -140,7 +141,7 @@ def jumping_variables(
     )
 
 
-def _wrong_shape(rv: TensorVariable, values: np.ndarray) -> ValueError:
+def _wrong_shape(rv: Any, values: np.ndarray) -> ValueError:
     return ValueError(
         f"check_bias: the draws of {rv.name!r} have shape {values.shape[2:]}, which isn't the "
         "model's. Pass the model that made this run, with the same data."

@@ -13,7 +13,7 @@ from pymc_sghmc.diagnostics.stein import DRAWS_PER_PARAMETER
 
 __all__ = ["BiasReport"]
 
-SD_TOLERANCE = np.log1p(0.05)  # what counts as right: standard deviations within 5 %
+SD_TOLERANCE = float(np.log1p(0.05))  # what counts as right: standard deviations within 5 %
 MEAN_TOLERANCE = 0.1  # and means within 0.1 posterior standard deviations
 VAGUE_MEAN = 0.5  # standard deviations within which a mean must be known for a verdict
 FALSE_ALARMS = 1e-4  # probability for each test of correct draws; strict, for skewed posteriors
@@ -102,8 +102,8 @@ class BiasReport:
     def _significant(self, name: str) -> pd.Series:
         """Return the deviations above the tolerance that chance does not explain."""
         deviation, error = self._deviations(name)
-        chance = norm.isf(FALSE_ALARMS / max(1, len(deviation))) * error
-        tolerance = {"mean": MEAN_TOLERANCE, "temperature": np.expm1(2 * SD_TOLERANCE)}
+        chance = float(norm.isf(FALSE_ALARMS / max(1, len(deviation)))) * error
+        tolerance = {"mean": MEAN_TOLERANCE, "temperature": float(np.expm1(2 * SD_TOLERANCE))}
         bound = np.maximum(tolerance.get(name, SD_TOLERANCE), chance)
         return deviation[deviation.abs() > bound]
 

@@ -104,8 +104,8 @@ def configurational_temperature(idata: Any) -> tuple[np.ndarray, np.ndarray]:
 def temperature_warnings(idata: Any) -> list[SamplerWarning]:
     """Warn, once for all steps, of temperatures off by 10 % and by three standard errors."""
     steps = [step for step in step_statistics(idata) if _used_draws(step).any()]
-    texts = [_temperature_warning(step, i + 1, len(steps)) for i, step in enumerate(steps)]
-    texts = [text for text in texts if text is not None]
+    found = (_temperature_warning(step, i + 1, len(steps)) for i, step in enumerate(steps))
+    texts = [text for text in found if text is not None]
     if not texts:
         return []
     return [SamplerWarning(WarningType.BAD_PARAMS, " ".join(texts), "warn")]

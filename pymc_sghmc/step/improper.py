@@ -13,8 +13,8 @@ import numpy as np
 from pymc.distributions.continuous import FlatRV, HalfFlatRV
 from pymc.model import Model
 from pymc.pytensorf import compile
-from pytensor import gradient
 from pytensor import tensor as pt
+from pytensor.gradient import grad
 
 from pymc_sghmc.models.graphs import minibatch_outputs
 
@@ -43,7 +43,7 @@ def warn_of_improper_posterior(
     """
     flat = [rv for rv in model.free_RVs if isinstance(rv.owner.op, FlatRV | HalfFlatRV)]
     values = [model.rvs_to_values[rv] for rv in flat]
-    start = np.concatenate([np.ravel(point[v.name]) for v in values] or [[]]).astype(float)
+    start = np.concatenate([np.ravel(point[v.name]) for v in values] or [np.zeros(0)]).astype(float)
     if not 0 < start.size <= MANY_ENTRIES or not has_all_rows or minibatch_outputs([model.logp()]):
         return
     logp, dlogp = _along(model, values, point)
@@ -68,7 +68,8 @@ def warn_of_improper_posterior(
 def _along(model: Model, values: list[Any], point: dict[str, np.ndarray]) -> tuple[Any, Any]:
     """Return the log-density and its gradient as functions of the flat parameters, raveled."""
     logp = model.logp()
-    slope = pt.concatenate([g.ravel() for g in gradient.grad(logp, values)])
+    slopes: Any = grad(logp, values)
+    slope = pt.concatenate([part.ravel() for part in slopes])
     functions = [
         compile(model.value_vars, output, mode="FAST_COMPILE", on_unused_input="ignore")
         for output in (logp, slope)

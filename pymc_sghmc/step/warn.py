@@ -13,7 +13,7 @@ import numpy as np
 from pymc.model import Model
 from pymc.stats.convergence import SamplerWarning, WarningType
 
-from pymc_sghmc.hierarchy.marginal import marginal_of
+from pymc_sghmc.hierarchy.marginal import Marginal, marginal_of
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.jumps import jumping_unknowns
 from pymc_sghmc.models.unknowns import Unknowns
@@ -102,8 +102,9 @@ def refuse_missing_values(data: Any) -> None:
 
 def warn_of_setup(sampler: str, tuner: Any, tuning: Any) -> None:
     """Log warnings after a set-up: of integrals over effects, and of a posterior without a mode."""
-    if marginal_of(tuner.gradient.density) is not None:
-        _warn_of_groups(sampler, tuner, tuning)
+    marginal = marginal_of(tuner.gradient.density)
+    if marginal is not None:
+        _warn_of_groups(sampler, marginal, tuner, tuning)
     if not tuner.setup.fit.is_mode:
         _log.warning(
             f"{sampler} found no mode around which the posterior is roughly Gaussian. Read R-hat "
@@ -113,9 +114,8 @@ def warn_of_setup(sampler: str, tuner: Any, tuning: Any) -> None:
         )
 
 
-def _warn_of_groups(sampler: str, tuner: Any, tuning: Any) -> None:
+def _warn_of_groups(sampler: str, marginal: Marginal, tuner: Any, tuning: Any) -> None:
     """Warn of integrals of effects that are wrong, or that leave a funnel."""
-    marginal = marginal_of(tuner.gradient.density)
     if marginal.error >= WRONG:
         _log.warning(_inaccurate_integrals(sampler, marginal))
     if tuner.setup.is_gaussian:

@@ -526,7 +526,7 @@ def test_discrete_unknowns_are_refused_and_left_to_others_by_default():
     assert build(model).var_names == ("x",)
     with pm.Model() as model:
         pm.Bernoulli("k", 0.5)
-    with pytest.raises(ValueError, match=r"QNHMC.*no continuous unknowns"):
+    with pytest.raises(ValueError, match=r"QNHMC.*no continuous parameters"):
         build(model)
 
 

@@ -127,7 +127,7 @@ def test_phases_out_of_range_are_refused_by_name(phase):
     name = "temperature" if phase.temperature < 0 else "weight"
     with mixture() as model:
         step = SGLD(learning_rate=lambda t: phase, compile_kwargs=FAST)
-    with pytest.raises(SamplingError, match=f"the schedule gives the {name}"):
+    with pytest.raises(SamplingError, match=f"the schedule returns the {name}"):
         step.step(model.initial_point())
 
 
