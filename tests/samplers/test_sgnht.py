@@ -222,7 +222,7 @@ def test_friction_that_leaves_a_thermostat_nothing_is_refused():
     with pm.Model() as model:
         pm.Normal("x")
     for friction in (1, 1.0, np.float32(1)):
-        with pytest.raises(ValueError, match=r"friction=1: a thermostat .* Take less than 1"):
+        with pytest.raises(ValueError, match=r"friction=1: take less than 1"):
             sgnht.SGNHT(friction=friction, model=model)
 
 
