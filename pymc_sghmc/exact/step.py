@@ -219,9 +219,12 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
         changed what the density depends on.
         """
         last = self.state
-        if last is not None and not self.shared:
-            if np.array_equal(last.position.astype(self.dtype), q0.data):
-                return last
+        if (
+            last is not None
+            and not self.shared
+            and np.array_equal(last.position.astype(self.dtype), q0.data)
+        ):
+            return last
         state = self.init(np.asarray(q0.data, dtype=float), self.density)
         if not (math.isfinite(state.logp) and np.isfinite(state.gradient).all()):
             raise SamplingError(
