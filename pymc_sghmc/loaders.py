@@ -4,14 +4,14 @@ A loader is passed as ``data`` to a sampler. It is any object with
 
 - ``__len__``, the number of rows (or an attribute ``total_size``, which has precedence),
 - ``__iter__``, which begins a new pass over the data and yields blocks: dicts of arrays with the
-  same number of rows, by the names of the model's ``pm.Data``, or bare arrays if the model has one of
-  these,
+  same number of rows, by the names of the model's ``pm.Data``, or bare arrays if the model has one
+  of these,
 - optionally ``blocks(rng)``, the same in an order drawn by a NumPy generator,
 - optionally ``buffer_rows``, the number of rows to hold in memory and shuffle at a time.
 
 Blocks may have any number of rows. Rows should be in random order in the source. If they are not,
-runs of similar rows must be short compared with ``buffer_rows``. Worker processes that are not forked
-get the loader by pickling.
+runs of similar rows must be short compared with ``buffer_rows``. Worker processes that are not
+forked get the loader by pickling.
 """
 
 import math
@@ -43,8 +43,8 @@ class ArrayLoader:
     ----------
     arrays : dict of {str: array}
         Arrays by the names of the model's ``pm.Data``, with rows along the first axis. They may be
-        `np.memmap`, Zarr or HDF5 arrays, or any object that has a ``shape`` and a ``dtype`` and gives
-        a NumPy array for a slice of rows.
+        `np.memmap`, Zarr or HDF5 arrays, or any object that has a ``shape`` and a ``dtype`` and
+        gives a NumPy array for a slice of rows.
     block_rows : int, optional
         Number of rows in a block, which are read together. Default: the rows of a chunk if the
         arrays have chunks, because these are read whole, and otherwise 1 MB of rows.
@@ -179,8 +179,8 @@ class ParquetLoader:
         self.files += sorted(f for p in folders for f in glob(os.path.join(p, "*.parquet")))
         if not self.files:
             raise ValueError(
-                f"ParquetLoader({path!r}): the folder has no *.parquet files. Pass a folder that has "
-                "some, or the files."
+                f"ParquetLoader({path!r}): the folder has no *.parquet files. Pass a folder "
+                "that has some, or the files."
             )
         if not columns:
             raise ValueError(

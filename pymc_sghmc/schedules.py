@@ -1,4 +1,4 @@
-"""Learning-rate schedules: functions from the number t = 0, 1, 2, … of an inner step to its rate η_t.
+"""Learning-rate schedules: functions from an inner step t = 0, 1, 2, … to its learning rate η_t.
 
 A schedule is passed as ``learning_rate``, in place of a number. It counts the inner steps of one
 chain, including those of tuning draws: draw number i, from 0, begins at t = i · ``n_steps``. Any
@@ -31,8 +31,8 @@ class Phase(NamedTuple):
     learning_rate : float
         η, above zero.
     temperature : float, default 1.0
-        Factor of the step's own ``temperature``. At 0 no noise is added, and the chain moves towards
-        a mode.
+        Factor of the step's own ``temperature``. At 0 no noise is added, and the chain moves
+        towards a mode.
     weight : float, optional
         What the inner step adds to the statistic ``draw_weight``, the weight of a draw in averages.
         Zero marks steps that explore and must not count. Default: η, as in section 4.2 of Welling &
@@ -102,8 +102,8 @@ def polynomial_decay(a: float, b: float = 1.0, gamma: float = 0.55) -> Schedule:
 
     The steps of a chain become shorter, so that its bias vanishes in the limit. For that, the rates
     must have an infinite sum and their squares a finite one, which is the case for γ in (1/2, 1].
-    Since later draws move less, averages over draws need weights proportional to η_t (section 4.2 of
-    the paper). These are in the statistic ``draw_weight``.
+    Since later draws move less, averages over draws need weights proportional to η_t (section 4.2
+    of the paper). These are in the statistic ``draw_weight``.
 
     Parameters
     ----------
@@ -145,8 +145,9 @@ def polynomial_decay(a: float, b: float = 1.0, gamma: float = 0.55) -> Schedule:
 def cyclical(learning_rate: float, period: int) -> Schedule:
     """Schedule η_t = ½ η (1 + cos(π (t mod P) / P)) of Zhang et al. (2020), equation 1.
 
-    It is for posteriors with several modes. Each cycle of P inner steps begins with long steps, which
-    can leave the present mode, and ends with short ones, which sample the mode that the chain is in.
+    It is for posteriors with several modes. Each cycle of P inner steps begins with long steps,
+    which can leave the present mode, and ends with short ones, which sample the mode that the chain
+    is in.
 
     Parameters
     ----------
@@ -179,7 +180,7 @@ def cyclical(learning_rate: float, period: int) -> Schedule:
 
 
 def cyclical_phases(learning_rate: float, period: int, exploration: float) -> Schedule:
-    """Schedule of cyclical SGMCMC (Zhang et al. 2020, Algorithm 1): explore, then sample, in each cycle.
+    """Schedule of cyclical SGMCMC (Zhang et al. 2020, Algorithm 1): explore, sample, repeat.
 
     The learning rate is that of `cyclical`. In the first part of each cycle the chain explores: the
     temperature is 0 and draws have weight 0, while long steps and the gradient's own noise move the

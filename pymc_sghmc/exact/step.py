@@ -1,8 +1,8 @@
 """The adapter between PyMC's step protocol and samplers with full gradients and a Metropolis test.
 
-It turns ``init`` and ``update`` of a sampler file into a step method. It has the compiled log-density
-that NUTS would use, PyMC's dual averaging, its statistics, its divergences, and saved states. It
-contains no formula of a sampler.
+It turns ``init`` and ``update`` of a sampler file into a step method. It has the compiled
+log-density that NUTS would use, PyMC's dual averaging, its statistics, its divergences, and saved
+states. It contains no formula of a sampler.
 """
 
 import math
@@ -72,8 +72,8 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
 
     - ``init(position, density) -> state``,
     - ``begin()``, which forgets what the last chain has learnt, as ``curvature``, and
-    - ``draw(state, step_size) -> (state, info)``, where ``info`` has statistics, and optionally under
-      ``"message"`` a warning for the user.
+    - ``draw(state, step_size) -> (state, info)``, where ``info`` has statistics, and optionally
+      under ``"message"`` a warning for the user.
 
     Parameters
     ----------

@@ -2,18 +2,18 @@ r"""BAOAB, an integrator of SGHMC's SDE of higher order (Leimkuhler & Matthews 2
 
 The SDE is eq. 13 of Chen, Fox & Guestrin (2014). A step is split into half a kick (B), half a drift
 (A), the exact Ornstein-Uhlenbeck step (O), half a drift, and half a kick. The kick that ends a step
-and the one that begins the next take the same gradient. Therefore they are made together, and a step
-costs one gradient. With v, η, α and β̂ as in eq. 15, where α = 1 − exp(−γε) at friction γ and step
-ε = √η:
+and the one that begins the next take the same gradient. Therefore they are made together, and a
+step costs one gradient. With v, η, α and β̂ as in eq. 15, where α = 1 − exp(−γε) at friction γ and
+step ε = √η:
 
     θ ← θ + ½v
     v ← (1 − α) v + N(0, α(2 − α) η T − ½(2 − α)² β̂ η T)
     θ ← θ + ½v
     v ← v − η ∇Ũ(θ)
 
-On a Gaussian without gradient noise, θ and v have the exact variances at every η at which the step is
-stable: ηh < 4 for curvature h. Gradient noise of variance V that is not compensated multiplies the
-variance of θ by 1 + ηV(2 − α)/(α(4 − ηh)).
+On a Gaussian without gradient noise, θ and v have the exact variances at every η at which the step
+is stable: ηh < 4 for curvature h. Gradient noise of variance V that is not compensated multiplies
+the variance of θ by 1 + ηV(2 − α)/(α(4 − ηh)).
 """
 
 from typing import Any

@@ -110,13 +110,13 @@ class SGHMC(StochasticGradientStep):
         more if a given learning rate needs it to keep ``target_bias``. The paper uses 0.01 to 0.1.
         At α = 1 every step has new momentum.
     noise_estimate : "auto", None, float, array of shape (d,), "diag" or "full", default "auto"
-        β̂ = ½ηV̂, how much of the noise that the friction calls for comes from the gradient already,
-        where V̂ is the variance of the gradient's noise. "auto" measures V̂ while tuning, in the
-        preconditioner's coordinates, and keeps it afterwards; it is 0 if rows are drawn without
-        replacement. ``None`` is β̂ = 0: then variances are too large by about ηV/(2α) in the
-        preconditioner's units. A number or array is β̂ itself, at most α. "diag" and "full" also
-        measure after tuning, once per draw, by the empirical Fisher information. If β̂ exceeds α,
-        these two cut it to α while tuning, and stop the chain afterwards. They are exact at
+        β̂ = ½ηV̂, how much of the noise that the friction calls for comes from the gradient
+        already, where V̂ is the variance of the gradient's noise. "auto" measures V̂ while tuning,
+        in the preconditioner's coordinates, and keeps it afterwards; it is 0 if rows are drawn
+        without replacement. ``None`` is β̂ = 0: then variances are too large by about ηV/(2α) in
+        the preconditioner's units. A number or array is β̂ itself, at most α. "diag" and "full"
+        also measure after tuning, once per draw, by the empirical Fisher information. If β̂ exceeds
+        α, these two cut it to α while tuning, and stop the chain afterwards. They are exact at
         temperature 1.
     integrator : {"baoab", "euler"}, default "baoab"
         How the differential equation is solved. "baoab" has no bias on a Gaussian without gradient
@@ -137,10 +137,10 @@ class SGHMC(StochasticGradientStep):
     Notes
     -----
     To run the paper's algorithm to the letter, give ``learning_rate``, ``friction``,
-    ``noise_estimate``, ``gradient="plain"`` and ``integrator="euler"``. The settings of its Algorithm
-    2 convert by η = ε²M⁻¹, α = εM⁻¹C and β̂ = εM⁻¹B̂, and its m is ``n_steps``. The paper takes η
-    between 0.01/N and 0.1/N for N rows (Appendix G). At temperature 0 the sampler is stochastic
-    gradient descent with momentum, the paper's baseline.
+    ``noise_estimate``, ``gradient="plain"`` and ``integrator="euler"``. The settings of its
+    Algorithm 2 convert by η = ε²M⁻¹, α = εM⁻¹C and β̂ = εM⁻¹B̂, and its m is ``n_steps``. The paper
+    takes η between 0.01/N and 0.1/N for N rows (Appendix G). At temperature 0 the sampler is
+    stochastic gradient descent with momentum, the paper's baseline.
 
     References
     ----------

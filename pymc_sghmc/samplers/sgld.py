@@ -6,8 +6,8 @@ Eq. 12 of Chen, Fox & Guestrin (2014), with η = dt² M⁻¹:
 
     θ ← θ − η ∇Ũ(θ) + N(0, 2ηT)
 
-Without gradient noise the variance on a Gaussian of precision λ is (1/λ) T / (1 − ηλ/2), so that its
-bias is of order 1 in η. Gradient noise of variance V adds ηV/(2λ) to leading order.
+Without gradient noise the variance on a Gaussian of precision λ is (1/λ) T / (1 − ηλ/2), so that
+its bias is of order 1 in η. Gradient noise of variance V adds ηV/(2λ) to leading order.
 """
 
 from typing import Any, NamedTuple, Unpack
@@ -77,9 +77,9 @@ class SGLD(StochasticGradientStep):
 
     Notes
     -----
-    η is half of Welling & Teh's ε. It is the ``step_size`` of blackjax, and ``dt`` in the ``sgld`` of
-    SGMCMCJax. Automatic settings make full use of ``target_bias``. At temperature 0 the sampler is
-    stochastic gradient descent.
+    η is half of Welling & Teh's ε. It is the ``step_size`` of blackjax, and ``dt`` in the ``sgld``
+    of SGMCMCJax. Automatic settings make full use of ``target_bias``. At temperature 0 the sampler
+    is stochastic gradient descent.
 
     References
     ----------

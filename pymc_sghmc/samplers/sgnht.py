@@ -5,8 +5,8 @@ SDE: dθ = r dt,  dr = −∇U(θ) dt − ζ r dt + N(0, 2A dt) + N(0, εV dt), 
 
 V is the variance of the gradient's noise. It need not be known, but must be one number for all
 directions and positions. The thermostat ζ is a friction that rises while the chain is hotter than
-its temperature. With v = εr, η = ε², friction α = 1 − exp(−εA), the additional friction ξ = ε(ζ − A)
-that the noise needs, and a temperature T:
+its temperature. With v = εr, η = ε², friction α = 1 − exp(−εA), the additional friction ξ = ε(ζ −
+A) that the noise needs, and a temperature T:
 
     θ  ← θ + ½v                                                          A
     v' = (1 − α) e^(−ξ) v + N(0, α(2 − α) η T)                           O
@@ -14,10 +14,10 @@ that the noise needs, and a temperature T:
     ξ  ← ξ + ¼α² (K/η − T),  K = |½(v + v')|²/d + α(2 − α) η T / (2 + 2(1 − α) e^(−ξ))
     v  ← v' − η ∇Ũ(θ)                                                    B and B
 
-At ξ = 0 that is BAOAB. While ξ is at rest, the mean of K/η is that of −θ·∇log p(θ)/d, for any target
-and any η. Therefore E[θ·∇U(θ)]/d = T exactly, which on a Gaussian is the right variance. ξ fluctuates
-about its rest with a variance of order 1/d. At η = 1/4 that costs 1 % of the variance at d = 1,
-0.5 % at 2, and 0.1 % at 10.
+At ξ = 0 that is BAOAB. While ξ is at rest, the mean of K/η is that of −θ·∇log p(θ)/d, for any
+target and any η. Therefore E[θ·∇U(θ)]/d = T exactly, which on a Gaussian is the right variance. ξ
+fluctuates about its rest with a variance of order 1/d. At η = 1/4 that costs 1 % of the variance at
+d = 1, 0.5 % at 2, and 0.1 % at 10.
 """
 
 from typing import Any, Literal, NamedTuple, Unpack
@@ -80,17 +80,17 @@ def update(
 class SGNHT(StochasticGradientStep):
     r"""Stochastic gradient Nosé-Hoover thermostat.
 
-    A sampler like `SGHMC` that needs no estimate of the gradient's noise. It has a thermostat, which
-    is an additional friction: it grows while the noise makes the chain too hot (its variances too
-    large), until the temperature is right.
+    A sampler like `SGHMC` that needs no estimate of the gradient's noise. It has a thermostat,
+    which is an additional friction: it grows while the noise makes the chain too hot (its variances
+    too large), until the temperature is right.
 
     .. math::
         d\theta = r\,dt, \quad dr = -\nabla \tilde U(\theta)\,dt - \zeta r\,dt + \sqrt{2A}\,dW,
         \quad d\zeta = (r^\top r/d - 1)\,dt/\mu
 
-    Here θ are the parameters, r is their momentum, ∇Ũ the gradient of the negative log-density from a
-    minibatch, ζ the thermostat, A the friction of the injected noise, d the number of parameters and
-    μ the inertia of the thermostat. The step chooses its settings as `SGHMC` does.
+    Here θ are the parameters, r is their momentum, ∇Ũ the gradient of the negative log-density from
+    a minibatch, ζ the thermostat, A the friction of the injected noise, d the number of parameters
+    and μ the inertia of the thermostat. The step chooses its settings as `SGHMC` does.
 
     The thermostat removes noise that is equal in all directions and at all positions. With control
     variates and a preconditioner little noise is left to remove, and `SGHMC` does as well. SGNHT is
@@ -116,11 +116,11 @@ class SGNHT(StochasticGradientStep):
     Notes
     -----
     The statistic ``thermostat`` is ξ, the friction beyond α in an inner step. At rest it is about
-    ½ηV/T, where V is the variance of the gradient's noise. If it is negative, the chain would be too
-    cold without it. With few parameters it fluctuates. At the longest steps, η = 1/4, that biases the
-    variances by 1 % with one parameter and by 0.1 % with ten. Ding et al.'s order of a step (kick,
-    drift, thermostat) has a bias of tens of per cent at such steps. The splitting used here, around
-    BAOAB, has none on a Gaussian except for these fluctuations.
+    ½ηV/T, where V is the variance of the gradient's noise. If it is negative, the chain would be
+    too cold without it. With few parameters it fluctuates. At the longest steps, η = 1/4, that
+    biases the variances by 1 % with one parameter and by 0.1 % with ten. Ding et al.'s order of a
+    step (kick, drift, thermostat) has a bias of tens of per cent at such steps. The splitting used
+    here, around BAOAB, has none on a Gaussian except for these fluctuations.
 
     References
     ----------
