@@ -1,4 +1,4 @@
-"""What update rules, gradients and loops ask of each other, as types. Contains no code that runs."""
+"""Types of what update rules, gradients and loops ask of each other."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -10,8 +10,9 @@ __all__ = ["Array", "Generator", "Gradient", "Minibatches", "Target", "Update"]
 
 Array = npt.NDArray[Any]
 
-# `update(state, gradient, learning_rate, rng, *, temperature, ...)` of a sampler returns the new state
-# and statistics. States are NamedTuples of arrays: the position first, then the momentum, if any.
+# `update(state, gradient, learning_rate, rng, *, temperature, ...)` of a sampler returns the new
+# state and statistics. States are NamedTuples of arrays: the position first, then the momentum, if
+# any.
 Update = Callable[..., tuple[Any, dict[str, Any]]]
 
 

@@ -45,9 +45,11 @@ QUICK |= {"rows": 10_000, "hidden": 20, "burn_in": 8, "save_seconds": 5}
 
 def digits(part):
     """Images, one in a row, and labels, behind the headers of MNIST's files."""
-    path = str(common.data_folder() / "mnist" / part) + "-{}-ubyte.gz"
-    names = "images-idx3", "labels-idx1"
-    images, labels = (np.frombuffer(gzip.open(path.format(n)).read(), "u1") for n in names)
+    folder = common.data_folder() / "mnist"
+    with gzip.open(folder / f"{part}-images-idx3-ubyte.gz") as file:
+        images = np.frombuffer(file.read(), "u1")
+    with gzip.open(folder / f"{part}-labels-idx1-ubyte.gz") as file:
+        labels = np.frombuffer(file.read(), "u1")
     return images[16:].reshape(-1, 784).astype("f4") / 256, labels[8:].astype("i4")
 
 

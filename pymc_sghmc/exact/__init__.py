@@ -1,1 +1,1 @@
-"""Samplers that need all data. Imports `models` and `runs`; knows no minibatches."""
+"""Samplers that need all data at each step."""

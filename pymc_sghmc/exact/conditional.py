@@ -5,9 +5,9 @@ A parameter λ > 0 whose full conditional is a Gamma distribution has, up to a c
     log p(λ | rest) = (a − 1) log λ − bλ        so that        λ ∂/∂λ log p(λ | rest) = (a − 1) − bλ
 
 is a straight line in λ. Its values at two points give the shape a and the rate b. A third point
-tests whether it is straight. The density itself is compared as well, between these points and at the
-draw, because bounds of a distribution do not show in a gradient. Gradients and densities are those
-of the model, so that nothing here depends on which prior and which likelihood it has.
+tests whether it is straight. The density itself is compared as well, between these points and at
+the draw, because bounds of a distribution do not show in a gradient. Gradients and densities are
+those of the model, so that nothing here depends on which prior and which likelihood it has.
 """
 
 from collections.abc import Mapping

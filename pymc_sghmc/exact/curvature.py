@@ -167,7 +167,7 @@ def _estimate_of_window(c: Curvature, gradient: Callable[[Array], Array]) -> tup
 
 
 def _with_pairs(c: Curvature, path: Path) -> Curvature:
-    """Return C with the pairs of one trajectory, or the present C if round-off makes it indefinite."""
+    """Update C by the pairs of one trajectory, unless round-off makes it indefinite."""
     pairs = []
     for (theta, grad), (new_theta, new_grad) in pairwise(path):
         pair = guarded(c.inverse_hessian, s=new_theta - theta, y=grad - new_grad)  # of U = −log p

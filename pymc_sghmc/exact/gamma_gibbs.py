@@ -86,11 +86,11 @@ class GammaGibbs(ByHandle, ChainSetup):
 
     Notes
     -----
-    A draw costs four gradients of those terms of the log-density that contain the parameter. For the
-    precision of a prior, these terms have no rows of the data. For the precision of a likelihood, a
-    draw is four passes over all data. Moreover, control variates need a likelihood in which only
-    `SGHMC` changes a parameter, so that `SGHMC` beside this step has noisier gradients. Therefore
-    leave the precision of a likelihood to `SGHMC`.
+    A draw costs four gradients of those terms of the log-density that contain the parameter. For
+    the precision of a prior, these terms have no rows of the data. For the precision of a
+    likelihood, a draw is four passes over all data. Moreover, control variates need a likelihood in
+    which only `SGHMC` changes a parameter, so that `SGHMC` beside this step has noisier gradients.
+    Therefore leave the precision of a likelihood to `SGHMC`.
 
     The conditional is that at temperature 1, whatever temperature other steps have.
 
@@ -189,8 +189,8 @@ def _check(conditional: Conditional, points: Sequence[Point]) -> None:
 def _points_to_check(model: Model, initial_point: dict[str, Any] | None) -> tuple[Point, Point]:
     """Return a point near the initial one, and that one.
 
-    Many values are zero at the initial point, where conditionals may look like other ones. Values of
-    the first point are not, and otherwise they keep their sign.
+    Many values are zero at the initial point, where conditionals may look like other ones. Values
+    of the first point are not, and otherwise they keep their sign.
     """
     point = starting_point(model, initial_point)
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""The leapfrog integrator of QNHMC's dynamics, eq. 7 of Fu, Luo & Zhang (2016), and the Metropolis test."""
+"""The leapfrog integrator of QNHMC (eq. 7 of Fu, Luo & Zhang 2016), and the Metropolis test."""
 
 import math
 

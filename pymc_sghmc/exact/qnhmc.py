@@ -164,9 +164,9 @@ class QNHMC(HamiltonianStep):
         An array is a constant M, in the order of the model's parameters, on PyMC's unconstrained
         scale.
     memory : int, optional
-        m, the number of curvature pairs of limited-memory BFGS, which costs O(md) per step. Default:
-        a dense matrix up to 1,000 parameters, and 10 pairs above that. Up to there, a product with
-        the matrix costs less than most gradients.
+        m, the number of curvature pairs of limited-memory BFGS, which costs O(md) per step.
+        Default: a dense matrix up to 1,000 parameters, and 10 pairs above that. Up to there, a
+        product with the matrix costs less than most gradients.
     adapt : {"tune", "always"}, default "tune"
         "tune" keeps C fixed when tuning stops, so that draws are exact. "always" is the paper's
         Algorithm 2 to the letter, in which C follows the chain without end. Its draws are biased,
@@ -325,7 +325,7 @@ class QNHMC(HamiltonianStep):
         }
 
     def _extremes(self, c: curvatures.Curvature) -> "_Extremes":
-        """Return the extreme eigenvalues of C; while a large C follows each draw, of an earlier one."""
+        """Return extreme eigenvalues of C, or of an earlier one while a large C keeps changing."""
         C = c.inverse_hessian
         follows_each_draw = self.tune and not c.window
         is_due = self.d <= MAX_EXACT or not follows_each_draw or c.n_draws % MAX_STALE == 0

@@ -1,8 +1,8 @@
 r"""Quasi-Newton estimates of the inverse Hessian B of U = −log p, and factors to draw with.
 
-Curvature pairs are s = θ' − θ and y = ∇U(θ') − ∇U(θ), so that B y = s if U is quadratic. Dense BFGS is
-eq. 1 of Fu, Luo & Zhang (2016). Limited-memory BFGS is the compact form of Byrd, Nocedal & Schnabel
-(1994). This file needs NumPy and SciPy only.
+Curvature pairs are s = θ' − θ and y = ∇U(θ') − ∇U(θ), so that B y = s if U is quadratic. Dense BFGS
+is eq. 1 of Fu, Luo & Zhang (2016). Limited-memory BFGS is the compact form of Byrd, Nocedal &
+Schnabel (1994). This file needs NumPy and SciPy only.
 """
 
 import math
@@ -150,8 +150,8 @@ def guarded(
       tails and near points of inflection such pairs keep coming. y is mixed with C⁻¹s until
       equality (Powell's damping; Nocedal & Wright 2006, procedure 18.2), so that C widens by
       1/``damping`` at most.
-    - s and y are nearly orthogonal in coordinates in which C is 1: the update would widen B by up to
-      one over the squared cosine along s. The pair is skipped, as is one that is not finite.
+    - s and y are nearly orthogonal in coordinates in which C is 1: the update would widen B by up
+      to one over the squared cosine along s. The pair is skipped, as is one that is not finite.
     """
     sy = s @ y
     predicted = inverse_hessian.inverse_product(s)
@@ -206,12 +206,12 @@ def lbfgs(variances: Array, S: Array, Y: Array) -> LowRank:
 def multisecant(inverse_hessian: Dense, positions: Array, gradients: Array) -> Dense:
     r"""Positive definite B that solves all secant equations of many draws at once.
 
-    Let S be the deviations of positions from their mean, and Y those of gradients. Only on a Gaussian
-    has B Y = S an exact solution. But B Yᵀ Y B = SᵀS has one and only one positive definite solution
-    for any draws: the geometric mean of the positions' covariance and of the inverse of the
-    gradients' covariance. It minimises the Fisher divergence between the draws and N(μ, B)
-    (Seyboldt, Carlson & Carpenter 2026, arXiv:2603.18845). It averages over all draws, while `bfgs`
-    follows the last ones.
+    Let S be the deviations of positions from their mean, and Y those of gradients. Only on a
+    Gaussian has B Y = S an exact solution. But B Yᵀ Y B = SᵀS has one and only one positive
+    definite solution for any draws: the geometric mean of the positions' covariance and of the
+    inverse of the gradients' covariance. It minimises the Fisher divergence between the draws and
+    N(μ, B) (Seyboldt, Carlson & Carpenter 2026, arXiv:2603.18845). It averages over all draws,
+    while `bfgs` follows the last ones.
 
     Parameters
     ----------
@@ -244,8 +244,8 @@ def of_largest_curvatures(
 
     These directions limit the step size, but pairs of successive draws say little about them. Here
     Lanczos's method finds them from differences of gradients at ``centre``: they are the
-    eigenvectors v of σHσ with the largest eigenvalues. The result is B₀ with the eigenvalues along v
-    replaced by the inverse curvatures, which is `lbfgs` of the pairs s = σv and y = Hs. It takes
+    eigenvectors v of σHσ with the largest eigenvalues. The result is B₀ with the eigenvalues along
+    v replaced by the inverse curvatures, which is `lbfgs` of the pairs s = σv and y = Hs. It takes
     about 3 · ``memory`` gradients.
 
     Parameters
@@ -257,7 +257,8 @@ def of_largest_curvatures(
     memory : int
         Number of directions m.
     step : float, default 1e-3
-        Length of s in units of σ. Differences of gradients over it are accurate to about six digits.
+        Length of s in units of σ: so short that the curvature hardly changes along it, and long
+        enough for round-off not to matter.
     """
     scale = np.sqrt(variances)
     d = centre.size

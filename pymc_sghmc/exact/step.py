@@ -1,8 +1,8 @@
 """The adapter between PyMC's step protocol and samplers with full gradients and a Metropolis test.
 
-It turns ``init`` and ``update`` of a sampler file into a step method. It has the compiled log-density
-that NUTS would use, PyMC's dual averaging, its statistics, its divergences, and saved states. It
-contains no formula of a sampler.
+It turns ``init`` and ``update`` of a sampler file into a step method. It has the compiled
+log-density that NUTS would use, PyMC's dual averaging, its statistics, its divergences, and saved
+states. It contains no formula of a sampler.
 """
 
 import math
@@ -72,8 +72,8 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
 
     - ``init(position, density) -> state``,
     - ``begin()``, which forgets what the last chain has learnt, as ``curvature``, and
-    - ``draw(state, step_size) -> (state, info)``, where ``info`` has statistics, and optionally under
-      ``"message"`` a warning for the user.
+    - ``draw(state, step_size) -> (state, info)``, where ``info`` has statistics, and optionally
+      under ``"message"`` a warning for the user.
 
     Parameters
     ----------
@@ -219,9 +219,12 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
         changed what the density depends on.
         """
         last = self.state
-        if last is not None and not self.shared:
-            if np.array_equal(last.position.astype(self.dtype), q0.data):
-                return last
+        if (
+            last is not None
+            and not self.shared
+            and np.array_equal(last.position.astype(self.dtype), q0.data)
+        ):
+            return last
         state = self.init(np.asarray(q0.data, dtype=float), self.density)
         if not (math.isfinite(state.logp) and np.isfinite(state.gradient).all()):
             raise SamplingError(

@@ -1,4 +1,4 @@
-"""The number of leapfrog steps in a trajectory of QNHMC: given, or a part of the time until it turns."""
+"""The number of leapfrog steps in a trajectory: given, or a part of the time until it turns."""
 
 import math
 
@@ -15,8 +15,8 @@ MAX_STEPS = 1023  # in a trajectory of learnt length, as in NUTS
 MAX_EARLY_STEPS = 50  # the same while C is still far from right
 FOLLOWED = 4  # one in this many trajectories is followed until it turns, which costs gradients
 JITTER = (0.35, 0.75)  # length of trajectories in turning times: around π/2 on a Gaussian
-# If trajectories turn late, C leaves directions in which the posterior is wide, and along these they
-# turn even later. Then trajectories are longer, by this factor at most.
+# If trajectories turn late, C leaves directions in which the posterior is wide, and along these
+# they turn even later. Then trajectories are longer, by this factor at most.
 LONGER = 2.0
 
 

@@ -1,1 +1,1 @@
-"""Many steps in one call, and many normals at once. Knows no formulas and not what a gradient is."""
+"""Many inner steps in one compiled call, and many normals at once."""

@@ -28,7 +28,7 @@ __all__ = [
 
 
 class FetchedRows(NamedTuple):
-    """Rows of an array that the loop copies for each step, because it does so faster than the step."""
+    """Rows of an array that the loop copies for each step, faster than the step would."""
 
     array: int  # position of the array among the step's fixed inputs
     group: int  # position of the row numbers among the groups of rows
@@ -63,7 +63,7 @@ class LoopResult(NamedTuple):
 
 
 class Loop(Protocol):
-    """Makes as many inner steps as there are normals, or those before the first that is not finite."""
+    """Makes inner steps, one for each row of normals, until one is not finite."""
 
     def __call__(
         self,
@@ -96,7 +96,7 @@ def is_jax(mode: Any) -> bool:
 
 
 def shared_values(function: Any, n_inputs: int) -> tuple[Any, ...]:
-    """Values, now, of the shared variables behind the ``n_inputs`` inputs of a compiled function."""
+    """Present values of the shared variables behind the ``n_inputs`` inputs of a function."""
     return tuple(container.storage[0] for container in function.input_storage[n_inputs:])
 
 

@@ -180,7 +180,7 @@ class InnerLoop:
         return OneStep(self.state_type(*result.state), result.n_steps == 1, random_inputs)
 
     def _fixed_inputs(self, settings: dict[str, Any], target: Target) -> tuple[Array, ...]:
-        """Return the step's fixed inputs before those of the gradient, as `traced_step` orders them."""
+        """Return the fixed inputs before those of the gradient, as `traced_step` orders them."""
         values = [np.asarray(settings[name], dtype=self.dtype) for name in self.setting_names]
         reference_point = target.centre.astype(self.dtype)
         return (*values, reference_point, *coordinate_arrays(target).values())
@@ -330,8 +330,8 @@ class InnerLoops:
             return loop
         _log.warning(
             f"{self._sampler}: the compiled inner step doesn't agree with the gradient of "
-            "this model, so that steps are made one by one in Python. Results are right, but "
-            "slower. Please report the model."
+            "this model. Please report the model to the developers. Until that is mended, inner "
+            "steps are made one by one in Python: results are right, but slower."
         )
         return None
 

@@ -1,8 +1,8 @@
 """Standard normals: NumPy's own if few are needed, a faster generator if many are.
 
-With hundreds of thousands of parameters the noise costs more than the gradient: NumPy's normals take
-about 9 ns each. SplitMix64 and the transform of Box and Muller take 1 to 2 ns, because they are
-written so that the compiler finds vector instructions.
+With hundreds of thousands of parameters the noise costs more than the gradient: NumPy's normals
+take about 9 ns each. SplitMix64 and the transform of Box and Muller take 1 to 2 ns, because they
+are written so that the compiler finds vector instructions.
 """
 
 import math
@@ -31,7 +31,7 @@ COS = tuple((-1) ** k / math.factorial(2 * k) for k in range(7, -1, -1))  # cos(
 
 
 def standard_normals(rng: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Draw standard normals with a generator; many at a time by `box_muller` if Numba is installed."""
+    """Draw standard normals; many at a time by `box_muller` if Numba is installed."""
     size = math.prod(shape)
     compiled = _compiled() if size >= MANY else None
     if compiled is None:

@@ -1,8 +1,8 @@
 """The loop around an inner step, compiled by Numba, and how it fetches the rows of a minibatch.
 
-The rows of a minibatch lie anywhere in memory, and waiting for them takes half the time of a step of
-logistic regression. Therefore the loop asks the processor for each row a few rows ahead. This file
-needs Numba, and is imported only if that is PyTensor's backend.
+The rows of a minibatch lie anywhere in memory, and waiting for them takes half the time of a step
+of logistic regression. Therefore the loop asks the processor for each row a few rows ahead. This
+file needs Numba, and is imported only if that is PyTensor's backend.
 """
 
 import math

@@ -1,1 +1,1 @@
-"""Samplers: one update rule each, and its own arguments. Imports `step`; knows no PyMC and no data."""
+"""Stochastic-gradient samplers: one update rule a file, with the arguments of its own."""

@@ -8,17 +8,18 @@ Eq. 15, with v = εM⁻¹r, η = ε²M⁻¹, α = εM⁻¹C, β̂ = εM⁻¹B̂:
     θ ← θ + v
     v ← v − η ∇Ũ(θ) − α v + N(0, 2(α − β̂) η T)
 
-The gradient is taken at the new θ, with a fresh minibatch at every inner step. On a Gaussian
-without gradient noise the variance of θ has a bias of order 2 in ε = √η at fixed friction C.
+The gradient is taken at the new θ, with a new minibatch at every inner step. On a Gaussian without
+gradient noise, the bias of the variance of θ is of order 2 in ε = √η at fixed friction C.
 """
 
-from typing import Literal, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 
 from numpy.typing import ArrayLike
 
 from pymc_sghmc.checks import checked_friction, whole_steps
+from pymc_sghmc.protocols import Array, Generator, Gradient
 from pymc_sghmc.samplers import baoab
 from pymc_sghmc.step.arguments import SharedArguments
 from pymc_sghmc.step.step import StochasticGradientStep
@@ -30,17 +31,28 @@ __all__ = ["SGHMC", "SGHMCState", "init", "update"]
 class SGHMCState(NamedTuple):
     """State of SGHMC."""
 
-    position: np.ndarray  # θ, (d,)
-    momentum: np.ndarray  # v, (d,)
+    position: Array  # θ, (d,)
+    momentum: Array  # v, (d,)
 
 
-def init(position, learning_rate, rng, temperature=1.0):
-    """State at ``position`` with fresh momentum v ~ N(0, ηT), that is r ~ N(0, MT)."""
+def init(
+    position: Array, learning_rate: float, rng: Generator, temperature: float = 1.0
+) -> SGHMCState:
+    """State at ``position`` with new momentum v ~ N(0, ηT), that is r ~ N(0, MT)."""
     noise = rng.standard_normal(position.shape, dtype=position.dtype)
     return SGHMCState(position, (learning_rate * temperature) ** 0.5 * noise)
 
 
-def update(state, gradient, learning_rate, rng, *, friction, noise_estimate=0.0, temperature=1.0):
+def update(
+    state: SGHMCState,
+    gradient: Gradient,
+    learning_rate: float,
+    rng: Generator,
+    *,
+    friction: float,
+    noise_estimate: float | Array = 0.0,
+    temperature: float = 1.0,
+) -> tuple[SGHMCState, dict[str, Any]]:
     """One inner step of Algorithm 2 of Chen et al. (2014) in the form of eq. 15.
 
     ``noise_estimate`` β̂ is a number, an array of shape (d,) or a matrix of shape (d, d).
@@ -55,7 +67,7 @@ def update(state, gradient, learning_rate, rng, *, friction, noise_estimate=0.0,
     noise = rng.standard_normal(v.shape, dtype=v.dtype)
     if getattr(beta_hat, "ndim", 0) < 2:
         noise = (2 * (alpha - beta_hat) * eta * T) ** 0.5 * noise
-    else:  # a root of the matrix 2(αI − β̂)ηT
+    else:  # by a root of the matrix 2(αI − β̂)ηT
         root = np.linalg.cholesky(alpha * np.eye(len(v)) - beta_hat).astype(v.dtype)
         noise = (2 * eta * T) ** 0.5 * (root @ noise)
     v = v + eta * grad - alpha * v + noise  # eq. 15, line 2
@@ -65,52 +77,70 @@ def update(state, gradient, learning_rate, rng, *, friction, noise_estimate=0.0,
 class SGHMC(StochasticGradientStep):
     r"""Stochastic gradient Hamiltonian Monte Carlo.
 
-    With nothing but a ``batch_size``, `pm.sample` finds the settings: it climbs to the mode, takes
-    curvature and control variates there, and while tuning chooses the learning rate from the noise
-    that the gradient has, so that the bias of the variances stays below ``target_bias``. What it
-    chose is logged and is in the statistics. A given setting is never changed. With a learning
-    rate, friction and noise estimate by hand, ``gradient="plain"`` and ``integrator="euler"`` the
-    step is the paper's algorithm to the letter, eq. 15:
+    Samples a posterior from minibatches: each step looks at ``batch_size`` rows of the data instead
+    of all. A draw of ``pm.sample`` is several such inner steps. ``SGHMC(batch_size=500)`` needs no
+    further argument. It then
+
+    - finds the mode and the curvature of the posterior there,
+    - uses them to reduce the noise of gradients from minibatches (control variates), and
+    - measures that noise while tuning, and chooses the learning rate so that the bias of the
+      posterior's variances stays below ``target_bias``.
+
+    What it chose is logged and is in the statistics. A setting that you give is never changed.
+
+    One inner step with ``integrator="euler"`` is the paper's eq. 15. The default integrator solves
+    the same stochastic differential equation more accurately:
 
     .. math::
         \theta \leftarrow \theta + v, \qquad
         v \leftarrow v - \eta \nabla \tilde U(\theta) - \alpha v + N(0, 2(\alpha - \hat\beta)\eta T)
 
+    Here θ are the parameters, v is their momentum, η the learning rate, ∇Ũ the gradient of the
+    negative log-density from a minibatch, α the friction, β̂ the noise estimate and T the
+    temperature.
+
     Parameters
     ----------
-    vars : list, optional
-        Unknowns to sample; default: all continuous ones of the model.
+    vars : variable, or list of variables, optional
+        Parameters to sample. Default: all continuous ones of the model.
     friction : "auto" or float, default "auto"
-        α in (0, 1]; 1 − α is the momentum term of stochastic gradient descent. "auto": critical
-        for the slowest direction, 1 − exp(−2√(ηh)) at curvature h, and more where a given learning
-        rate needs it to keep ``target_bias``. The paper uses 0.01 to 0.1. At α = 1 every step has
-        fresh momentum.
+        α in (0, 1], the part of its momentum that the chain loses in an inner step; 1 − α is the
+        momentum term of stochastic gradient descent. "auto" lets the slowest direction of the
+        posterior forget its past fastest: 1 − exp(−2√(ηh)) at the smallest curvature h. It takes
+        more if a given learning rate needs it to keep ``target_bias``. The paper uses 0.01 to 0.1.
+        At α = 1 every step has new momentum.
     noise_estimate : "auto", None, float, array of shape (d,), "diag" or "full", default "auto"
-        β̂ = ½ηV̂, the share of the friction's noise that the gradient already brings. ``None`` is
-        β̂ = 0: variances come out too large by about ηV/(2α) in the preconditioner's units. A
-        number or array is β̂ itself, at most α. "auto" measures V while tuning, in the coordinates
-        in which the preconditioner is 1, and keeps it; it is 0 without replacement. "diag" and
-        "full" go on measuring after tuning, by the empirical Fisher information, once per draw;
-        where β̂ exceeds α it is cut to α during tuning and an error afterwards; exact at
+        β̂ = ½ηV̂, how much of the noise that the friction calls for comes from the gradient
+        already, where V̂ is the variance of the gradient's noise. "auto" measures V̂ while tuning,
+        in the preconditioner's coordinates, and keeps it afterwards; it is 0 if rows are drawn
+        without replacement. ``None`` is β̂ = 0: then variances are too large by about ηV/(2α) in
+        the preconditioner's units. A number or array is β̂ itself, at most α. "diag" and "full"
+        also measure after tuning, once per draw, by the empirical Fisher information. If β̂ exceeds
+        α, these two cut it to α while tuning, and stop the chain afterwards. They are exact at
         temperature 1.
     integrator : {"baoab", "euler"}, default "baoab"
-        BAOAB has no bias on a Gaussian without gradient noise and allows steps several times as
-        long, at one gradient per step; "euler" is the paper's eq. 15.
+        How the differential equation is solved. "baoab" has no bias on a Gaussian without gradient
+        noise, and allows steps several times as long, at the same cost of one gradient per step.
+        "euler" is the paper's eq. 15.
     resample_momentum_every : int, optional
-        Inner steps k ≥ 2 after which the momentum is redrawn from N(0, ηT). The last gradient
-        before a redraw is lost, which multiplies the variance by up to k/(k − 1). Default: never,
-        the friction is enough.
+        Number of inner steps k ≥ 2 after which the momentum is drawn anew from N(0, ηT). The last
+        gradient before that is lost, which multiplies variances by up to k/(k − 1). Default: never,
+        because the friction is enough.
 
     Raises
     ------
     ValueError
-        If an argument is out of range, or the data can't be cut into independent rows.
+        If an argument is out of range, or the data cannot be cut into independent rows.
+    SamplingError
+        While sampling, if the log-density or its gradient is not finite.
 
     Notes
     -----
-    Algorithm 2's settings convert by η = ε²M⁻¹, α = εM⁻¹C, β̂ = εM⁻¹B̂, and its m is ``n_steps``.
-    The paper takes η between 0.01/N and 0.1/N for N rows (Appendix G). At temperature 0 the sampler
-    is stochastic gradient descent with momentum, the paper's baseline.
+    To run the paper's algorithm to the letter, give ``learning_rate``, ``friction``,
+    ``noise_estimate``, ``gradient="plain"`` and ``integrator="euler"``. The settings of its
+    Algorithm 2 convert by η = ε²M⁻¹, α = εM⁻¹C and β̂ = εM⁻¹B̂, and its m is ``n_steps``. The paper
+    takes η between 0.01/N and 0.1/N for N rows (Appendix G). At temperature 0 the sampler is
+    stochastic gradient descent with momentum, the paper's baseline.
 
     References
     ----------
@@ -141,37 +171,39 @@ class SGHMC(StochasticGradientStep):
 
     def __init__(
         self,
-        vars: list | None = None,
+        vars: Any = None,
         *,
         friction: float | Literal["auto"] = "auto",
         noise_estimate: ArrayLike | Literal["auto", "diag", "full"] | None = "auto",
         integrator: Literal["baoab", "euler"] = "baoab",
         resample_momentum_every: int | None = None,
         **shared: Unpack[SharedArguments],
-    ):
+    ) -> None:
         friction = checked_friction(friction)
         if integrator not in ("euler", "baoab"):
-            raise ValueError(f'integrator={integrator!r}: must be "euler" (eq. 15) or "baoab".')
+            raise ValueError(
+                f'integrator={integrator!r}: must be "baoab" or "euler", the paper\'s eq. 15.'
+            )
         self.update = update if integrator == "euler" else baoab.update
         noise = noise_estimate_of(noise_estimate, friction)
         self.restart_every = _checked_redraws(resample_momentum_every)
-        own = {
+        own_arguments = {
             "friction": friction,
             "noise_estimate": noise_estimate,
             "integrator": integrator,
             "resample_momentum_every": self.restart_every,
         }
-        super().__init__(vars, own, friction, noise, **shared)
+        super().__init__(vars, own_arguments, friction, noise, **shared)
 
 
-def _checked_redraws(every):
+def _checked_redraws(every: Any) -> int | None:
     if every is None:
         return None
     every = whole_steps("resample_momentum_every", every)
     if every == 1:
         raise ValueError(
-            "resample_momentum_every=1: the gradient acts through the momentum of the next "
-            "step, so that momentum redrawn at every step leaves a random walk without a "
-            "target. Take at least 2; for fresh momentum at every step use SGLD."
+            "resample_momentum_every=1: take at least 2, or SGLD, which has no momentum. The "
+            "gradient acts through the momentum of the next step, so if every step draws new "
+            "momentum, the chain is a random walk that ignores the posterior."
         )
     return every

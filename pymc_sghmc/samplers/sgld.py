@@ -6,14 +6,13 @@ Eq. 12 of Chen, Fox & Guestrin (2014), with η = dt² M⁻¹:
 
     θ ← θ − η ∇Ũ(θ) + N(0, 2ηT)
 
-Without gradient noise the variance on a Gaussian of precision λ is (1/λ) T / (1 − ηλ/2): a bias of
-order 1 in η. Gradient noise of covariance V adds ηV/(2λ) to leading order.
+Without gradient noise the variance on a Gaussian of precision λ is (1/λ) T / (1 − ηλ/2), so that
+its bias is of order 1 in η. Gradient noise of variance V adds ηV/(2λ) to leading order.
 """
 
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
-import numpy as np
-
+from pymc_sghmc.protocols import Array, Generator, Gradient
 from pymc_sghmc.step.arguments import SharedArguments
 from pymc_sghmc.step.step import StochasticGradientStep
 
@@ -23,15 +22,24 @@ __all__ = ["SGLD", "SGLDState", "init", "update"]
 class SGLDState(NamedTuple):
     """State of SGLD."""
 
-    position: np.ndarray  # θ, (d,)
+    position: Array  # θ, (d,)
 
 
-def init(position, learning_rate, rng, temperature=1.0):
+def init(
+    position: Array, learning_rate: float, rng: Generator, temperature: float = 1.0
+) -> SGLDState:
     """State at ``position``."""
     return SGLDState(position)
 
 
-def update(state, gradient, learning_rate, rng, *, temperature=1.0):
+def update(
+    state: SGLDState,
+    gradient: Gradient,
+    learning_rate: float,
+    rng: Generator,
+    *,
+    temperature: float = 1.0,
+) -> tuple[SGLDState, dict[str, Any]]:
     """One step of eq. 12 of Chen et al. (2014), eq. 4 of Welling & Teh (2011) with ε = 2η."""
     (theta,) = state
     eta = learning_rate
@@ -45,26 +53,33 @@ def update(state, gradient, learning_rate, rng, *, temperature=1.0):
 class SGLD(StochasticGradientStep):
     r"""Stochastic gradient Langevin dynamics.
 
+    The simplest sampler from minibatches: gradient descent with noise of the right size.
+
     .. math:: \theta \leftarrow \theta - \eta \nabla \tilde U(\theta) + N(0, 2 \eta T)
 
-    Finds its settings as `SGHMC` does. Its bias is of first order in η, so that it needs shorter
-    steps than SGHMC: several times as many inner steps for as many effective draws.
+    Here θ are the parameters, η is the learning rate, ∇Ũ the gradient of the negative log-density
+    from a minibatch, and T the temperature. It chooses its settings as `SGHMC` does. It has no
+    momentum, and the bias of its variances is proportional to η, so it needs shorter steps than
+    `SGHMC`: several times as many inner steps for as many effective draws. Therefore use `SGHMC`,
+    unless you want to compare with SGLD.
 
     Parameters
     ----------
-    vars : list, optional
-        Unknowns to sample; default: all continuous ones of the model.
+    vars : variable, or list of variables, optional
+        Parameters to sample. Default: all continuous ones of the model.
 
     Raises
     ------
     ValueError
-        If an argument is out of range, or the data can't be cut into independent rows.
+        If an argument is out of range, or the data cannot be cut into independent rows.
+    SamplingError
+        While sampling, if the log-density or its gradient is not finite.
 
     Notes
     -----
-    η is half of Welling & Teh's ε; it is blackjax's ``step_size``, and ``dt`` of SGMCMCJax's
-    ``sgld``. Automatic settings use up ``target_bias``. At temperature 0 the sampler is stochastic
-    gradient descent.
+    η is half of Welling & Teh's ε. It is the ``step_size`` of blackjax, and ``dt`` in the ``sgld``
+    of SGMCMCJax. Automatic settings make full use of ``target_bias``. At temperature 0 the sampler
+    is stochastic gradient descent.
 
     References
     ----------
@@ -93,5 +108,5 @@ class SGLD(StochasticGradientStep):
     init = staticmethod(init)
     update = staticmethod(update)
 
-    def __init__(self, vars: list | None = None, **shared: Unpack[SharedArguments]):
+    def __init__(self, vars: Any = None, **shared: Unpack[SharedArguments]) -> None:
         super().__init__(vars, {}, **shared)

@@ -1,22 +1,24 @@
-"""Shared arguments in signature and documentation of a sampler's class. Knows no values."""
+"""Shows the shared arguments in the signature and the documentation of a sampler's class."""
 
 import inspect
 import re
+
+from typing import Any
 
 from pymc_sghmc.step.arguments import TYPES, SharedArguments
 
 __all__ = ["show_shared_arguments"]
 
-# A docstring's section, up to the next one.
+# The section of parameters in a docstring, up to the next section.
 PARAMETERS = re.compile(
     r"^Parameters\n-+\n.*?(?=\n\n\S[^\n]*\n---|\s*\Z)", re.DOTALL | re.MULTILINE
 )
 
 
-def show_shared_arguments(cls) -> None:
+def show_shared_arguments(cls: Any) -> None:
     """Put the shared arguments into signature and docstring of a class that takes ``**shared``."""
     if "__init__" not in vars(cls):
-        return  # what it inherits is right
+        return  # the signature that it inherits is right
     signature = inspect.signature(cls.__init__)
     parameters = list(signature.parameters.values())
     takes_shared = parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
@@ -30,7 +32,6 @@ def show_shared_arguments(cls) -> None:
         cls.__init__.__signature__ = signature.replace(parameters=parameters)
     cls.__signature__ = signature.replace(parameters=parameters[1:])
     if takes_shared and cls.__doc__:  # python -OO has none
-        text = inspect.getdoc(SharedArguments).partition("Parameters\n----------\n")[2]
-        cls.__doc__ = PARAMETERS.sub(
-            lambda found: f"{found[0]}\n{text}", inspect.cleandoc(cls.__doc__), count=1
-        )
+        text = (inspect.getdoc(SharedArguments) or "").partition("Parameters\n----------\n")[2]
+        docstring = inspect.cleandoc(cls.__doc__)
+        cls.__doc__ = PARAMETERS.sub(lambda match: f"{match[0]}\n{text}", docstring, count=1)

@@ -74,7 +74,9 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         See `SharedArguments`. Signature and docstring of each sampler get them by themselves.
     """
 
-    restart_every = None  # inner steps after which ``init`` is called anew at the present position
+    restart_every: int | None = (
+        None  # inner steps after which ``init`` is called anew at the present position
+    )
     statistics = {}
     stats_dtypes_shapes = STATISTICS
     _state_class = StochasticGradientState

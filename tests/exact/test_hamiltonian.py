@@ -98,7 +98,7 @@ def pair(model, *settings):
     return [build(model, **dict(settings)) for _ in range(2)]
 
 
-@pytest.mark.parametrize("n, tune", [(0, True), (30, True), (150, True), (210, False)])
+@pytest.mark.parametrize(("n", "tune"), [(0, True), (30, True), (150, True), (210, False)])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_restored_and_unpickled_steps_go_on_exactly(model, settings, n, tune):
     step, other = pair(model, *settings.items())
@@ -130,7 +130,8 @@ def test_zarr_trace_holds_the_same_draws_and_the_states(model, tmp_path):
             sample(6, tune=110, step=step, trace=trace, return_inferencedata=False)
     np.testing.assert_array_equal(trace.posterior["beta"][:], expected.posterior["beta"])
     step.sampling_state = trace._sampling_state.sampling_state[0]
-    assert step.iter_count == 116 and not step.tune
+    assert step.iter_count == 116
+    assert not step.tune
     np.testing.assert_array_equal(step.state.position[:2], expected.posterior["beta"][0, -1])
 
 
@@ -145,7 +146,8 @@ def test_all_is_constant_after_tuning_and_changes_during_it(model, settings):
         stats += more
     assert len({id(C) for C in matrices}) > 1  # at the end of a window
     tuning = {name: {s[name] for s in stats} for name in ("condition", "step_size", "n_steps")}
-    assert len(tuning["condition"]) > 10 and len(tuning["step_size"]) > 100
+    assert len(tuning["condition"]) > 10
+    assert len(tuning["step_size"]) > 100
     step.stop_tuning()
     curvature = step.curvature
     _, stats, _ = run(step, point, 100)
@@ -281,12 +283,11 @@ def test_partial_initial_point_is_taken(model):
 
 
 def test_float32_model_stays_in_float32_and_is_right():
-    with pytensor.config.change_flags(floatX="float32"):
-        with pm.Model() as model:
-            pm.Normal("x", np.float32(1), np.array([0.1, 2.0], dtype="float32"), shape=2)
-            idata = sample(step=build(model))
-            step = begin(build(model))
-            _, _, point = run(step, model.initial_point(), 2)
+    with pytensor.config.change_flags(floatX="float32"), pm.Model() as model:
+        pm.Normal("x", np.float32(1), np.array([0.1, 2.0], dtype="float32"), shape=2)
+        idata = sample(step=build(model))
+        step = begin(build(model))
+        _, _, point = run(step, model.initial_point(), 2)
     assert point["x"].dtype == np.float32
     assert errors(idata.posterior["x"], 1, [1.01, 5]) < LIMIT
 
@@ -313,7 +314,7 @@ def test_transformed_unknowns_have_their_moments():
     assert errors(posterior["w"], np.array([1, 2, 3]) / 6, np.array([2, 6, 12]) / 42) < LIMIT
 
 
-@pytest.mark.parametrize("memory, d", [(3, 30), (3, 1), (None, 30)])
+@pytest.mark.parametrize(("memory", "d"), [(3, 30), (3, 1), (None, 30)])
 def test_moments_are_right_with_any_memory(memory, d):
     scales = np.geomspace(0.1, 10, d)
     with pm.Model() as model:
@@ -342,7 +343,8 @@ def test_statistics_are_those_declared(model, caplog):
         idata = sample(7, tune=3, step=step)
     for name in set(declared) - {"warning", "model_logp"}:
         values = idata.sample_stats[name]
-        assert values.shape == (2, 7) and values.dtype == declared[name][0], name
+        assert values.shape == (2, 7), name
+        assert values.dtype == declared[name][0], name
     lp = idata.sample_stats["lp" if "lp" in idata.sample_stats else "model_logp"]
     assert lp.shape == (2, 7)
 
@@ -373,7 +375,8 @@ def test_statistics_agree_with_what_was_done(model, n_steps):
     assert (kinetic > 0).all()
     assert abs(kinetic.mean() - 3) < LIMIT * (6 / n) ** 0.5
     assert (stats["energy"] + exact > -1e-9).all()
-    assert not stats["diverging"].any() and not stats["divergences"].any()
+    assert not stats["diverging"].any()
+    assert not stats["divergences"].any()
 
 
 def test_divergences_are_counted_after_tuning_and_pymc_warns_of_them(normal, caplog):
@@ -381,7 +384,8 @@ def test_divergences_are_counted_after_tuning_and_pymc_warns_of_them(normal, cap
         step = build(normal, step_size=1e3)
         idata = sample(60, tune=20, step=step, compute_convergence_checks=True)
     stats = idata.sample_stats
-    assert stats["diverging"].all() and not stats["accepted"].any()
+    assert stats["diverging"].all()
+    assert not stats["accepted"].any()
     np.testing.assert_array_equal(stats["divergences"], np.tile(np.arange(1, 61), (2, 1)))
     assert (idata.posterior["x"] == idata.posterior["x"][:, :1]).all()
     assert any("There were 120 divergences after tuning" in m for m in caplog.messages)
@@ -454,7 +458,8 @@ def test_arithmetic_that_fails_along_a_trajectory_is_a_divergence(normal, fault,
         step.stop_tuning()
     positions, stats, _ = run(step, normal.initial_point(), 300)
     diverging = np.array([s["diverging"] for s in stats])
-    assert 10 < diverging.sum() < 290 and positions[:, 0].max() <= 1
+    assert 10 < diverging.sum() < 290
+    assert positions[:, 0].max() <= 1
     assert all(not s["accepted"] and s["accept"] == 0 for s in stats if s["diverging"])
     kinds = {s["warning"].kind.name for s in stats if s["diverging"]}
     assert kinds == {"TUNING_DIVERGENCE" if tune else "DIVERGENCE"}
@@ -472,7 +477,7 @@ def test_other_faults_of_a_model_are_not_hidden(normal):
         step.step(normal.initial_point())
 
 
-@pytest.mark.parametrize("n_steps, expected", [(7, {7}), ((3, 5), {3, 4, 5}), ((4, 4), {4})])
+@pytest.mark.parametrize(("n_steps", "expected"), [(7, {7}), ((3, 5), {3, 4, 5}), ((4, 4), {4})])
 def test_n_steps_given_are_those_made(normal, n_steps, expected):
     step = begin(build(normal, n_steps=n_steps, step_size=0.05))
     _, tuning, point = run(step, normal.initial_point(), 150)
@@ -515,7 +520,8 @@ GOOD = [
 @pytest.mark.parametrize("settings", GOOD, ids=str)
 def test_numbers_of_numpy_and_lists_are_taken(normal, settings):
     positions, _, _ = run(begin(build(normal, **settings)), normal.initial_point(), 60)
-    assert np.isfinite(positions).all() and len(np.unique(positions)) > 30
+    assert np.isfinite(positions).all()
+    assert len(np.unique(positions)) > 30
 
 
 def test_discrete_unknowns_are_refused_and_left_to_others_by_default():

@@ -118,7 +118,9 @@ def two_loops(diagonal, S, Y, q):
     return r
 
 
-@pytest.mark.parametrize("d, m", [(1, 1), (1, 4), (3, 2), (3, 7), (8, 0), (8, 1), (8, 8), (60, 10)])
+@pytest.mark.parametrize(
+    ("d", "m"), [(1, 1), (1, 4), (3, 2), (3, 7), (8, 0), (8, 1), (8, 8), (60, 10)]
+)
 def test_lbfgs_is_bfgs_applied_m_times_and_the_two_loops(d, m):
     diagonal = np.exp(rng.standard_normal(d))
     S, Y = curvature_pairs(d, m) if m else np.empty((2, d, 0))
@@ -233,14 +235,16 @@ def test_guard_skips(name):
         assert guarded(C4, *USELESS[name]) is None
 
 
-@pytest.mark.parametrize("y_over_s, cosine", [(0.21, 1.0), (1e4, 1.0), (30.0, 1.01 * 0.01)])
+@pytest.mark.parametrize(("y_over_s", "cosine"), [(0.21, 1.0), (1e4, 1.0), (30.0, 1.01 * 0.01)])
 def test_guard_returns_a_good_pair_unchanged(y_over_s, cosine):
     s, y = pair_at(C4, ALONG, y_over_s, cosine)
     assert all(a is b for a, b in zip(guarded(C4, s, y), (s, y), strict=True))
 
 
 @pytest.mark.parametrize("damping", [DAMPING, 0.5])
-@pytest.mark.parametrize("y_over_s, cosine", [(0.19, 1.0), (1e-9, 1.0), (0.1, 0.5), (1.0, 0.02)])
+@pytest.mark.parametrize(
+    ("y_over_s", "cosine"), [(0.19, 1.0), (1e-9, 1.0), (0.1, 0.5), (1.0, 0.02)]
+)
 def test_guard_damps_to_equality_and_bounds_how_far_c_widens(y_over_s, cosine, damping):
     s, y = pair_at(C4, ALONG, y_over_s, cosine)
     predicted = C4.inverse_product(s)
@@ -412,7 +416,7 @@ def test_a_matrix_that_round_off_makes_indefinite_is_not_taken(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "d, memory, for_ever, first",
+    ("d", "memory", "for_ever", "first"),
     [
         *((3, None, False, 10), (8, None, False, 16), (8, 4, False, 20), (30, 4, False, 20)),
         *((3, None, True, None), (3, 2, True, None)),
@@ -439,7 +443,9 @@ def test_a_window_gives_the_estimate_of_its_draws_and_doubles():
     for _ in range(3):
         draws, C = rng.standard_normal((2, window, d)), c.inverse_hessian
         for i, (position, gradient) in enumerate(zip(*draws, strict=True)):
-            assert c.inverse_hessian is C and c.window == window and len(c.draws) == i
+            assert c.inverse_hessian is C
+            assert c.window == window
+            assert len(c.draws) == i
             c = gather(c, position, gradient, None)
         assert_close(c.inverse_hessian.matrix, multisecant(C, *draws).matrix, 1e-12)
         n, window = n + window, 2 * window
@@ -458,7 +464,8 @@ def test_limited_memory_takes_the_moments_of_the_window(monkeypatch):
         assert not seen
         c = gather(c, position, gradient, max)
     ((function, centre, variances, memory),) = seen
-    assert function is max and memory == 3
+    assert function is max
+    assert memory == 3
     np.testing.assert_allclose(centre, positions.mean(axis=0), rtol=1e-13)
     expected = np.sqrt(positions.var(axis=0) / gradients.var(axis=0))
     np.testing.assert_allclose(variances, expected, rtol=1e-8)
@@ -466,7 +473,7 @@ def test_limited_memory_takes_the_moments_of_the_window(monkeypatch):
 
 
 @pytest.mark.parametrize("raised", [LinAlgError, FloatingPointError])
-@pytest.mark.parametrize("memory, name", [(None, "multisecant"), (3, "of_largest_curvatures")])
+@pytest.mark.parametrize(("memory", "name"), [(None, "multisecant"), (3, "of_largest_curvatures")])
 def test_a_window_without_an_estimate_leaves_c_as_it_was(memory, name, raised, monkeypatch):
     def fail(*_):
         raise raised
@@ -479,7 +486,7 @@ def test_a_window_without_an_estimate_leaves_c_as_it_was(memory, name, raised, m
 
 
 @pytest.mark.parametrize(
-    "turns, expected",
+    ("turns", "expected"),
     [((None, None, None), 2.0), ((0.1, None, 0.3), LEAST_TIME), ((4.0, 0.1, 2.5), 2.2)],
 )
 def test_turning_time_is_the_mean_of_a_windows_turns_and_never_below_the_least(turns, expected):
@@ -568,7 +575,8 @@ def test_leapfrog_is_that_of_hmc_with_inverse_mass_c_m_c(name):
 
 def test_of_largest_curvatures_of_one_unknown_is_its_variance():
     one = of_largest_curvatures(lambda x: -4 * x, np.zeros(1), np.full(1, 0.25), 5)
-    assert one.product(np.ones(1)) == 0.25 and one.values.size == 0
+    assert one.product(np.ones(1)) == 0.25
+    assert one.values.size == 0
 
 
 @pytest.mark.parametrize("slope", [0.0, np.nan])
@@ -578,4 +586,5 @@ def test_window_without_curvature_leaves_c_as_it_was(slope):
         new = curvature.gather(c, x, x * slope, lambda x: x * slope)
         assert new.inverse_hessian is c.inverse_hessian
         c = new
-    assert c.window == 6 and c.kept == 0
+    assert c.window == 6
+    assert c.kept == 0

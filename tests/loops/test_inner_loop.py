@@ -113,7 +113,8 @@ def assert_is_update(sampler, model, kind, preconditioner, mode, k, tolerance, *
     loop = InnerLoop(sampler.update, state, target, settings, {"mode": mode})
     found = loop(state, k, np.random.default_rng(2), target, settings)
     expected, kinetic = by_hand(sampler.update, again, state, settings, 2, k)
-    assert found.n_steps == k and found.failed is None
+    assert found.n_steps == k
+    assert found.failed is None
     for a, b in zip(found.state, expected, strict=True):
         assert a.dtype == dtype
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
@@ -130,7 +131,7 @@ KINDS = ("plain", "control_variates")
 
 # All pairs of a rule, a kind of gradient and a preconditioner, not all three by three.
 @pytest.mark.parametrize(
-    "sampler, kind, preconditioner",
+    ("sampler", "kind", "preconditioner"),
     [
         pytest.param(sampler, KINDS[(i + j // 2) % 2], name, id=f"{sampler}-{name}")
         for i, sampler in enumerate(SAMPLERS)
@@ -449,7 +450,8 @@ def test_each_kind_of_gradient_and_setting_has_its_own_loop(model):
         for beta_hat in (0.0, np.zeros(3)):
             settings = {"learning_rate": 0.01, "friction": 0.1, "noise_estimate": beta_hat}
             loops.add(step.draws.loops.find(chain.state, target, settings | {"temperature": 1.0}))
-    assert len(loops) == 4 and None not in loops
+    assert len(loops) == 4
+    assert None not in loops
 
 
 # --- Rules of other kinds
@@ -538,7 +540,7 @@ def test_two_vectors_of_normals_in_a_step_are_two(model, mode):
 
 # OABAO's loop on the other backends: test_two_vectors_of_normals_in_a_step_are_two
 @pytest.mark.parametrize(
-    "cls, n_normals, mode",
+    ("cls", "n_normals", "mode"),
     [
         (OABAO, 2, "FAST_COMPILE"),
         (SGNHT, 1, "FAST_COMPILE"),
@@ -551,7 +553,8 @@ def test_draws_of_other_rules_are_those_by_hand(model, cls, n_normals, mode, cap
     with model:
         step = cls(**BY_HAND, friction=0.3, n_steps=5, compile_kwargs={"mode": mode})
     [loop] = step.draws.loops._loops.values()
-    assert isinstance(loop, InnerLoop) and not caplog.text
+    assert isinstance(loop, InnerLoop)
+    assert not caplog.text
     found, rng = draws(step, 4, seed=3), np.random.default_rng(3)
     target = target_of(step.tuner.gradient)
     state = step.init(np.zeros(3), 0.004, rng)
@@ -567,7 +570,8 @@ def test_a_rule_of_two_gradients_a_step_is_run_in_python_without_a_word(model, c
         step = TwoKicks(**BY_HAND, friction=0.3, n_steps=4, compile_kwargs=FAST)
     found = draws(step, 5, seed=3)
     assert list(step.draws.loops._loops.values()) == [None]
-    assert not caplog.text and not recwarn.list
+    assert not caplog.text
+    assert not recwarn.list
     rng, target = np.random.default_rng(3), target_of(step.tuner.gradient)
     state = sghmc.init(np.zeros(3), 0.004, rng)
     for expected in found:
@@ -618,7 +622,8 @@ def test_few_normals_are_numpys_own_and_many_repeat():
     shape = (3, noise.MANY)
     many = noise.standard_normals(np.random.default_rng(1), shape, np.float32)
     again = noise.standard_normals(np.random.default_rng(1), shape, np.float32)
-    assert many.dtype == np.float32 and many.shape == shape
+    assert many.dtype == np.float32
+    assert many.shape == shape
     np.testing.assert_array_equal(many, again)
     assert len(np.unique(many[0])) > 0.99 * noise.MANY
 

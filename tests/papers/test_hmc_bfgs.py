@@ -113,7 +113,8 @@ def test_update_is_hmc_with_the_others_bfgs_matrix_for_inverse_mass(K, L):
         for q, gradient, logp in zip(*new, strict=True):
             np.testing.assert_array_equal(double_well(q)[1], gradient)
             assert double_well(q)[0] == logp
-        assert info["model_logp"] == new.logp and info["n_steps"] == L
+        assert info["model_logp"] == new.logp
+        assert info["n_steps"] == L
         assert info["condition"] == pytest.approx(np.linalg.cond(C), rel=0.05)
         state = new
         outcomes, numbers = [*outcomes, info["accepted"]], numbers | {n}
@@ -162,7 +163,9 @@ def test_equal_states_have_c_of_one_and_so_has_a_start():
 def test_divergence_leaves_the_state_where_it_was_and_moves_the_queue():
     state = state_of(np.random.default_rng(2).standard_normal((3, 3)), double_well)
     new, info = hmc_bfgs.update(state, double_well, 50.0, np.random.default_rng(0), n_steps=20)
-    assert info["diverging"] and not info["accepted"] and info["accept"] == 0
+    assert info["diverging"]
+    assert not info["accepted"]
+    assert info["accept"] == 0
     for old, part in zip(state, new, strict=True):
         np.testing.assert_array_equal(part, np.roll(old, -1, axis=0))
 
@@ -213,27 +216,31 @@ def scores_of_one_unknown(name, K, n):
 
 def test_gaussian_has_its_moments_though_c_changes():
     worst, least, control = gaussian_scores(4000)
-    assert worst < LIMIT < control and least > 200
+    assert worst < LIMIT < control
+    assert least > 200
 
 
 @pytest.mark.parametrize("K", [2, 4])
 @pytest.mark.parametrize("name", ["quartic", "sech"])
 def test_one_unknown_has_its_moments_though_c_changes(name, K):
     worst, least, control = scores_of_one_unknown(name, K, 8000)
-    assert worst < LIMIT < control and least > 800
+    assert worst < LIMIT < control
+    assert least > 800
 
 
 @pytest.mark.slow
 def test_gaussian_has_its_moments_to_half_a_percent():
     worst, least, control = gaussian_scores(200_000)
-    assert worst < LIMIT < control and least > 5000
+    assert worst < LIMIT < control
+    assert least > 5000
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, K", [("quartic", 3), ("quartic", 5), ("t5", 4)])
+@pytest.mark.parametrize(("name", "K"), [("quartic", 3), ("quartic", 5), ("t5", 4)])
 def test_one_unknown_has_its_moments_to_half_a_percent(name, K):
     worst, least, control = scores_of_one_unknown(name, K, 200_000)
-    assert worst < LIMIT < control and least > 15_000
+    assert worst < LIMIT < control
+    assert least > 15_000
 
 
 def test_c_from_all_states_gives_other_moments(monkeypatch):
@@ -257,7 +264,8 @@ def test_c_from_all_states_gives_other_moments(monkeypatch):
 def test_two_states_are_hmc_with_mass_one(model):
     step = begin(build(model, n_states=2))
     _, stats, _ = run(step, model.initial_point(), 50)
-    assert {s["condition"] for s in stats} == {1} and not step.state.positions.shape[0] - 2
+    assert {s["condition"] for s in stats} == {1}
+    assert not step.state.positions.shape[0] - 2
     assert {s["curvature_pairs_kept"] for s in stats} == {0}
 
 
@@ -265,7 +273,7 @@ def test_each_state_is_moved_in_turn(model):
     step = begin(build(model, n_states=3, step_size=0.05, n_steps=3))
     _, _, point = run(step, model.initial_point(), 6)
     queue = [q.copy() for q in step.state.positions]
-    for i in range(9):
+    for _i in range(9):
         positions, [stats], point = run(step, point, 1)
         queue = [*queue[1:], positions[0]]
         np.testing.assert_array_equal(step.state.positions, queue)
@@ -283,7 +291,7 @@ def test_same_seed_gives_the_same_draws_whatever_the_cores(model):
     assert not np.isin(runs[0].posterior["beta"], other.posterior["beta"]).any()
 
 
-@pytest.mark.parametrize("n, tune", [(0, True), (3, True), (40, False)])
+@pytest.mark.parametrize(("n", "tune"), [(0, True), (3, True), (40, False)])
 def test_restored_and_unpickled_steps_go_on_exactly_and_new_chains_anew(model, n, tune):
     step, other = build(model), build(model)
     _, _, point = run(begin(step), model.initial_point(), n)

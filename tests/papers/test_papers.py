@@ -33,7 +33,9 @@ def check_outputs(name, folder, done):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     [table] = folder.glob(f"{name}*.md")
     text = table.read_text(encoding="utf-8")
-    assert f"python examples/papers/{name}.py" in text and "|---" in text and "nan" not in text
+    assert f"python examples/papers/{name}.py" in text
+    assert "|---" in text
+    assert "nan" not in text
     assert table.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -89,7 +91,8 @@ def test_predictions_are_averaged_after_burn_in(common, tmp_path):
     last = predictions.curves[1][-1]
     assert (last["draw"], last["draw_total"]) == (10, 20 * 3)
     np.testing.assert_allclose([last["total"], last["all_total"]], [3 * exact + 30, 3 * exact + 15])
-    assert "total" not in predictions.curves[0][3] and "total" in predictions.curves[0][4]
+    assert "total" not in predictions.curves[0][3]
+    assert "total" in predictions.curves[0][4]
 
 
 def test_a_killed_run_goes_on_from_what_it_has_saved(common, tmp_path):
@@ -99,8 +102,10 @@ def test_a_killed_run_goes_on_from_what_it_has_saved(common, tmp_path):
         for index in range(n):
             killed(None, draw(common, chain, index))
     again = averages(common, path)
-    assert again.made == [7, 5] and not again.is_finished
-    assert again.curves == killed.curves and again.seconds == killed.seconds > 0
+    assert again.made == [7, 5]
+    assert not again.is_finished
+    assert again.curves == killed.curves
+    assert again.seconds == killed.seconds > 0
     assert [float(point["x"]) for point in again.points] == [7.0, 15.0]
     # pm.sample gives both chains as many draws as the slower one needs: one makes two too many
     for chain, made in ((0, 7), (1, 5)):
@@ -112,7 +117,8 @@ def test_a_killed_run_goes_on_from_what_it_has_saved(common, tmp_path):
     assert averages(common, path).is_finished
     assert common.saved(path)["together"] == {"total": again.mean().sum()}
     longer = averages(common, path, draws=12)
-    assert longer.made == [10, 10] and not longer.is_finished
+    assert longer.made == [10, 10]
+    assert not longer.is_finished
 
 
 def test_a_run_with_other_settings_is_not_overwritten(common, tmp_path):
@@ -155,7 +161,8 @@ def test_sampling_goes_on_with_the_draws_that_are_owed(common, tmp_path, monkeyp
         idata = common.sample(model, step, done, seed=1, **options)
         parts.append(idata.posterior["x"].values[0])
     assert [len(part) for part in parts] == [3, 5]
-    assert starts[0] == {"x": 1.5} and np.exp(starts[1]["x_log__"]) == pytest.approx(parts[0][-1])
+    assert starts[0] == {"x": 1.5}
+    assert np.exp(starts[1]["x_log__"]) == pytest.approx(parts[0][-1])
     assert seeds[0] != seeds[1]
     np.testing.assert_allclose(done.mean(), np.concatenate(parts).mean())
     assert common.sample(model, step, predictions(8), seed=1, **options) is None
@@ -170,7 +177,8 @@ def test_ratings_are_read_from_grouplens_own_file(tmp_path):
     np.testing.assert_array_equal(ratings.user, [0, 0, 1])
     np.testing.assert_array_equal(ratings.movie, [1, 0, 1])
     np.testing.assert_array_equal(ratings.rating, [5, 3, 4])
-    assert len(folds) == 3 and folds.max() < movielens.N_FOLDS
+    assert len(folds) == 3
+    assert folds.max() < movielens.N_FOLDS
     assert movielens.mean_of_each_movie(ratings, ratings).tolist() == [4.5, 3.0, 4.5]
     assert movielens.rmse(np.array([9.0, 3.0, 4.0]), ratings) == 0  # kept within 1 to 5
 

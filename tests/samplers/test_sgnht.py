@@ -83,14 +83,15 @@ def test_update_equals_a_literal_transcription():
             r,
             zeta,
             values[:3],
-            lambda x: -H @ x - minibatch,
+            lambda x, minibatch=minibatch: -H @ x - minibatch,
             eps=eps,
             A=A,
             T=T,
         )
         script = Script(values)
         state, stats = sgnht.update(state, gradient, eps**2, script, friction=alpha, temperature=T)
-        assert script.used == 6 and set(stats) == {"minibatch_logp"}
+        assert script.used == 6
+        assert set(stats) == {"minibatch_logp"}
         np.testing.assert_allclose(state.position, theta, rtol=1e-9)
         np.testing.assert_allclose(state.momentum, eps * r, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(state.thermostat, eps * (zeta[0] - A), rtol=1e-9, atol=1e-12)
@@ -114,7 +115,8 @@ def test_first_state_has_momentum_of_the_temperature_and_no_thermostat():
     values = np.array([1.0, -2.0, 3.0])
     state = sgnht.init(np.zeros(3), 0.09, Script(values), temperature=4.0)
     np.testing.assert_allclose(state.momentum, 0.6 * values)
-    assert state.thermostat == 0 and np.ndim(state.thermostat) == 0
+    assert state.thermostat == 0
+    assert np.ndim(state.thermostat) == 0
 
 
 @pytest.mark.parametrize("eta", [1e-3, 0.05, 0.25, 1.0])
@@ -222,7 +224,7 @@ def test_friction_that_leaves_a_thermostat_nothing_is_refused():
     with pm.Model() as model:
         pm.Normal("x")
     for friction in (1, 1.0, np.float32(1)):
-        with pytest.raises(ValueError, match=r"friction=1: a thermostat .* Take less than 1"):
+        with pytest.raises(ValueError, match=r"friction=1: take less than 1"):
             sgnht.SGNHT(friction=friction, model=model)
 
 
