@@ -388,7 +388,9 @@ def test_mixes_with_nuts_and_metropolis(gradient):
     assert (uses == (gradient == "control_variates")).all()
 
 
-@pytest.mark.parametrize("blocked", [pytest.param(True, marks=pytest.mark.slow), False])
+# Quickly: test_blocked_false_makes_one_step_per_unknown and the mixing above.
+@pytest.mark.slow
+@pytest.mark.parametrize("blocked", [True, False])
 def test_two_steps_of_its_own_kind(blocked):
     # blocked=False makes one step for each unknown; else two are passed.
     rng = np.random.default_rng(1)
