@@ -495,8 +495,8 @@ def test_gaussian_rows_have_no_noise_and_the_draws_their_exact_law(sampler):
     with pm.Model():
         b = pm.Normal("b", 0, 1, shape=3)
         pm.Normal("y", pm.math.dot(X, b), 1, observed=REAL)
-        step = sampler(batch_size=4, gradient="second_order", compile_kwargs=C)
-        idata = pm.sample(3000, tune=100, chains=2, step=step, random_seed=1, **QUIET)
+        step = sampler(batch_size=4, gradient="second_order", compile_kwargs=FAST)
+        idata = pm.sample(1000, tune=50, chains=2, step=step, random_seed=1, **QUIET)
     assert step.tuner.setup.noise.second_order.max() < 1e-18
     # SGLD's own discretisation is predicted, the others have none
     excess = 0.0 if sampler is not SGLD else step.chain.tuning.bias
@@ -522,8 +522,8 @@ def test_poisson_posterior_is_that_of_quadrature(batch_size):
     sd = np.sqrt(p @ (grid - mean) ** 2)
     with pm.Model():
         poisson()
-        step = SGHMC(batch_size=batch_size, gradient="second_order", compile_kwargs=C)
-        idata = pm.sample(3000, tune=200, chains=2, step=step, random_seed=1, **QUIET)
+        step = SGHMC(batch_size=batch_size, gradient="second_order", compile_kwargs=FAST)
+        idata = pm.sample(1000, tune=100, chains=2, step=step, random_seed=1, **QUIET)
     assert (idata.sample_stats["gradient_order"].values == 2).all()
     z = (idata.posterior["t"].values - mean) / sd
     excess = step.tuner.settings.target_bias  # at most

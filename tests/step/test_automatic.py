@@ -388,7 +388,9 @@ def test_mixes_with_nuts_and_metropolis(gradient):
     assert (uses == (gradient == "control_variates")).all()
 
 
-@pytest.mark.parametrize("blocked", [pytest.param(True, marks=pytest.mark.slow), False])
+# Quickly: test_blocked_false_makes_one_step_per_unknown and the mixing above.
+@pytest.mark.slow
+@pytest.mark.parametrize("blocked", [True, False])
 def test_two_steps_of_its_own_kind(blocked):
     # blocked=False makes one step for each unknown; else two are passed.
     rng = np.random.default_rng(1)
@@ -530,7 +532,7 @@ def test_climb_into_the_neck_of_a_funnel_is_warned_of(caplog):
             tau = pm.HalfNormal("tau", 1)
             pm.Normal("z", group_of(tau)[groups], 1, observed=z)
         with caplog.at_level("WARNING", logger="pymc.sghmc"):
-            SGHMC(batch_size=100, model=model, compile_kwargs=FAST, **settings)
+            SGHMC(batch_size=100, gradient="plain", model=model, compile_kwargs=FAST, **settings)
         return caplog.text
 
     def centred(tau):

@@ -237,7 +237,7 @@ def test_float32_model_is_found_to_its_precision():
 
 
 def step_of(model, **settings):
-    settings = {"batch_size": 10, **settings}
+    settings = {"batch_size": 10, "gradient": "control_variates", **settings}
     return SGHMC(model=model, compile_kwargs=FAST, **settings)
 
 
