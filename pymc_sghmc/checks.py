@@ -24,6 +24,7 @@ __all__ = [
     "checked_schedule",
     "continuous_variables",
     "is_number",
+    "is_start_given",
     "is_whole",
     "names",
     "positive_root",
@@ -159,6 +160,18 @@ def starting_point(model: Model, initial_point: Mapping[str, Any] | None) -> dic
             )
         point[name] = value.astype(point[name].dtype)
     return point
+
+
+def is_start_given(
+    model: Model, initial_point: dict[str, Any] | None, variables: list[Any]
+) -> bool:
+    """Whether somebody has chosen where chains begin, by ``initial_point`` or the model's initvals.
+
+    Those of PyMC's own ways to choose, such as ``initval="prior"``, don't count.
+    """
+    initvals = {model.rvs_to_values[rv]: x for rv, x in model.rvs_to_initial_values.items()}
+    values = [initvals.get(variable) for variable in variables]
+    return bool(initial_point) or any(x is not None and not isinstance(x, str) for x in values)
 
 
 def check_matrix_size(argument: str, d: int) -> None:

@@ -59,8 +59,9 @@ def report_not_mixed(table: pd.DataFrame) -> list[str]:
     which = f"; not mixed: {by_variable(rows.index, table.index)}" if len(table) > 1 else ""
     return [
         f"The chains haven't mixed: {', '.join(reasons)}{which}.",
-        "Raise tune and draws. If R-hat stays high, chains sit in several modes, or the posterior "
-        "is a funnel, which no single step size suits: rewrite the model, or use NUTS.",
+        "Raise tune and draws. If R-hat stays high, chains sit in several modes, whose "
+        "probabilities the draws can't tell, or the posterior is a funnel, which no single step "
+        "size suits: rewrite the model, or use NUTS.",
         f"There is no verdict on bias: it needs R-hat of at most {MAX_R_HAT} and "
         f"{MIN_EFFECTIVE_DRAWS} effective draws over all chains, for each parameter.",
     ]

@@ -17,7 +17,12 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import Competence
 from pymc.util import get_random_generator
 
-from pymc_sghmc.checks import continuous_variables, starting_point, unconstrained_point
+from pymc_sghmc.checks import (
+    continuous_variables,
+    is_start_given,
+    starting_point,
+    unconstrained_point,
+)
 from pymc_sghmc.compat import ChainSetup, add_end_of_run_check
 from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.exceptions import ChainError, NonFinite, SamplingStopped
@@ -133,6 +138,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             centre=centre,
             initial=initial,
             finds_rows=given["batch_size"] == "auto",
+            start_is_given=is_start_given(model, given["initial_point"], self.vars),
         )
         n_steps = given["n_steps"]
         varies = callable(given["learning_rate"])

@@ -20,6 +20,7 @@ from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.step.explain import likely_causes
 from pymc_sghmc.step.log import WRONG
 from pymc_sghmc.tuning.chain_tuning import ByHand
+from pymc_sghmc.tuning.modes import MOST_MODES
 
 __all__ = [
     "draw_warning",
@@ -101,7 +102,7 @@ def refuse_missing_values(data: Any) -> None:
 
 
 def warn_of_setup(sampler: str, tuner: Any, tuning: Any) -> None:
-    """Log warnings after a set-up: of integrals over effects, and of a posterior without a mode."""
+    """Log warnings after a set-up: of integrals over effects, and of no mode or several."""
     marginal = marginal_of(tuner.gradient.density)
     if marginal is not None:
         _warn_of_groups(sampler, marginal, tuner, tuning)
@@ -112,6 +113,26 @@ def warn_of_setup(sampler: str, tuner: Any, tuning: Any) -> None:
             f"chains don't reach. {likely_causes(tuner.gradient.density)} Pass centre=, or use "
             "NUTS."
         )
+    _warn_of_modes(sampler, tuner)
+
+
+def _warn_of_modes(sampler: str, tuner: Any) -> None:
+    """Warn of several modes: chains show that there are some, and not how probable each is."""
+    n = len(tuner.modes)
+    if n == 1:
+        return
+    starts = (
+        "All chains start near the given initial values, so that R-hat can't show the others."
+        if tuner.start_is_given
+        else "Chains start in each of them in turn, so that R-hat can show it. To look at one alone "
+        "pass its values as initvals to pm.sample."
+    )
+    _log.warning(
+        f"{sampler} found {n} modes of the posterior{' or more' * (n == MOST_MODES)}, and the "
+        "draws can't tell how probable each of them is. If they are copies of each other by "
+        "symmetry, constrain the model, such as by ordered means of components or a positive "
+        f"coefficient. {starts}"
+    )
 
 
 def _warn_of_groups(sampler: str, marginal: Marginal, tuner: Any, tuning: Any) -> None:

@@ -60,7 +60,9 @@ class Setups:
         self._temperature = temperature
         self.current: Setup | None = None
         self.request: SetupRequest | None = None
-        self._first: Setup | None = None
+        self._kept: list[
+            Setup
+        ] = []  # for chains that begin at the initial point, one for each mode
         # where rewrites of the model were placed, and for which data
         self._near_mean: Array | None = None
         self._placed_for: DataId | None = None
@@ -120,7 +122,7 @@ class Setups:
 
     def _known(self, request: SetupRequest) -> Setup | None:
         """Return a set-up that is kept for this request, if there is one."""
-        kept = [setup for setup in (self.current, self._first) if setup is not None]
+        kept = [setup for setup in (self.current, *self._kept) if setup is not None]
         return next((setup for setup in kept if setup.request == request), None)
 
     def place(self, start: Array) -> None:
@@ -179,9 +181,19 @@ class Setups:
             if expansion is not None:
                 expansion.anchor = anchor
 
-    def make_first(self, start: Array) -> None:
-        """Take a set-up into use and keep it for the chains that will begin there."""
-        self._first = self.make(start)
+    def make_another(self, start: Array) -> Setup:
+        """Take a set-up from here into use, and keep it beside the others."""
+        setup = self.make(start)
+        self._kept.append(setup)
+        return setup
+
+    def make_kept(self, starts: Sequence[Array]) -> None:
+        """Keep the set-ups from these points alone, for the chains that will begin there.
+
+        The first of them is in use then.
+        """
+        self._kept = [self.make(start) for start in starts]
+        self.make(starts[0])
 
     def restore(self, request: SetupRequest) -> None:
         """Take into use what was made for this request, if it isn't: for a chain that was restored."""

@@ -18,6 +18,7 @@ from pymc_sghmc.gradients.metric import Array, Identity, Metric, preconditioner_
 from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.tuning.budget import score
 from pymc_sghmc.tuning.chain_tuning import ByHand, ChainTuning, Tuning, is_power_of_two
+from pymc_sghmc.tuning.modes import number_of_chain, starts_in_modes
 from pymc_sghmc.tuning.noise_around import known_of_effects
 from pymc_sghmc.tuning.options import options
 from pymc_sghmc.tuning.setups import Setups
@@ -65,6 +66,8 @@ class Tuner:
         Where chains begin as a rule.
     finds_rows : bool, default False
         Whether the number of rows is chosen, too.
+    start_is_given : bool, default False
+        Whether the user has chosen where chains begin: they aren't spread over modes then.
     """
 
     def __init__(
@@ -78,11 +81,14 @@ class Tuner:
         centre,
         initial,
         finds_rows=False,
+        start_is_given=False,
     ):
         self.gradient = gradient  # the latter by order
         self.gradients = (gradient, *expansions)
         self.settings = settings
         self.initial = initial
+        self.start_is_given = start_is_given
+        self.modes = [initial]  # a start in each, for chains in turn
         self.finds_rows = finds_rows and gradient.order.independent and not gradient.is_exact
         has_expansions = any(expansion is not None for expansion in expansions)
         self.may_change = has_expansions and kind == "auto"
@@ -129,14 +135,26 @@ class Tuner:
         for rewrite in self.gradient.density.rewrites:
             points = rewrite.choose(self.gradient, *points)
         self.initial, self.setups.reference_point = points
-        self.setups.make_first(self.initial)
+        self.setups.make_kept([self.initial])
+        self.modes = [self.initial]
+        if self.settings.learning_rate is None and self.setups.reference_point is None:
+            self.modes = starts_in_modes(self.setups, self.gradient, self.initial)
+            self.setups.make_kept([self.initial] if self.start_is_given else self.modes)
         return self._first_settings()
+
+    def _start(self, position: Array, rng: np.random.Generator) -> Array:
+        """Return where a chain begins that PyMC starts here: in each of the modes in turn."""
+        is_free = not self.start_is_given and np.array_equal(position, self.initial)
+        if not is_free or np.array_equal(self.modes, [self.initial]):
+            return position
+        return self.modes[number_of_chain(rng) % len(self.modes)]
 
     def begin_draw(self, tuning: Tuning | None, position: Array, rng: np.random.Generator) -> Start:
         """Set up at a chain's first draw, or for a restored chain; return where the draw begins."""
         if not self.needs_setup:
             return Start(ByHand(), position)
         if tuning is None:
+            position = self._start(position, rng)
             self.setups.make(position)
             tuning = self._first_settings()
             # far from the centre control variates are noisier than any given learning rate allows
