@@ -19,6 +19,7 @@ from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pymc as pm
 import pymc.sampling.mcmc as _mcmc
 import xarray as xr
@@ -108,7 +109,7 @@ def _one_thread():
             library.set_num_threads(threads)
 
 
-def end_with_parent():
+def end_with_parent() -> None:
     """End a worker whose parent is gone: forked ones (PyMC 5.28 and 6) would wait for ever."""
     parent = multiprocessing.parent_process()
     name = multiprocessing.current_process().name
@@ -213,13 +214,21 @@ class StoredChainTrace(_StoredChain, BaseTrace):
 
     _posterior = SimpleNamespace(store=None)  # PyMC looks whether its store is in memory
 
-    def __init__(self, model, vars, *, fn, var_shapes, var_dtypes):
+    def __init__(
+        self,
+        model: pm.Model,
+        vars: list[Any],
+        *,
+        fn: Callable[..., list[np.ndarray]],
+        var_shapes: dict[str, tuple[int, ...]],
+        var_dtypes: dict[str, np.dtype],
+    ) -> None:
         BaseTrace.__init__(  # that of ZarrChain (5.28) opens a store of zarr's
             self, model=model, vars=vars, fn=fn, var_shapes=var_shapes, var_dtypes=var_dtypes
         )
 
 
-def sample_stored_chains_without_zarr():
+def sample_stored_chains_without_zarr() -> None:
     """Let PyMC sample chains of a stored run in processes where zarr can't be imported.
 
     With ``cores`` above one PyMC 6 imports ``zarr.storage.MemoryStore``, to see whether chains are
@@ -234,7 +243,7 @@ def sample_stored_chains_without_zarr():
         sys.modules["zarr.storage"] = module
 
 
-def inference_data(datasets):
+def inference_data(datasets: dict[str, xr.Dataset]) -> Any:
     """Return datasets, by group, as what ``pm.sample`` returns.
 
     That is ArviZ's InferenceData in PyMC 5.28 and xarray's DataTree in PyMC 6. With PyMC 5's end,

@@ -44,7 +44,9 @@ class MappedFile(NamedTuple):
 def mapped_file(array: Any) -> MappedFile | None:
     """Return the file that an array lies in; None of an array in memory, or of no array."""
     memory_map = memory_map_of(array)
-    if memory_map is None or not os.path.exists(memory_map.filename):
+    if memory_map is None or memory_map.filename is None:
+        return None
+    if not os.path.exists(memory_map.filename):
         return None
     needed = memory_map.offset + memory_map.nbytes
     return MappedFile(name=os.fspath(memory_map.filename), needed=needed)

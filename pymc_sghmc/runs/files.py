@@ -11,8 +11,10 @@ import json
 import os
 import re
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,27 +25,25 @@ END = "~"  # of an array's name: NumPy has an argument "file", and takes ".npy" 
 UNFINISHED = ".unfinished"
 NAME = re.compile(r"(?P<stem>[a-z]+(?:-\d+)*)-(?P<checksum>[0-9a-f]{16})\.npz")
 
+AnyPath = str | os.PathLike[str]
+
 
 class DamagedFile(ValueError):
     """A file isn't what was written."""
 
-    def __init__(self, path, reason):
+    def __init__(self, path: AnyPath, reason: object) -> None:
         super().__init__(os.fspath(path), str(reason))  # workers send it to their parent
 
-    def __str__(self):
+    def __str__(self) -> str:
         path, reason = self.args
         return (
-            f"{path} is damaged: {reason}. Nothing was changed. Bring the file back from a copy, "
-            "or begin the run anew in another folder."
+            f"{path} is damaged: {reason}. Restore the file from a copy, or begin the run anew in "
+            "another folder. Nothing was changed."
         )
 
 
-def write(folder, stem, arrays, facts=None) -> Path:
-    """Write arrays, and facts that JSON can hold, to a new file in a folder.
-
-    Returns
-    -------
-    Path
+def write(folder: AnyPath, stem: str, arrays: Mapping[str, np.ndarray], facts: Any = None) -> Path:
+    """Write arrays, and facts that JSON can hold, to a new file in a folder; return its path.
 
     Raises
     ------
@@ -52,7 +52,8 @@ def write(folder, stem, arrays, facts=None) -> Path:
     """
     file = io.BytesIO()
     text = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    np.savez(file, **{name + END: array for name, array in {FACTS: text, **arrays}.items()})
+    members: dict[str, Any] = {FACTS: text, **arrays}
+    np.savez(file, **{name + END: array for name, array in members.items()})
     contents = file.getbuffer()
     path = Path(folder) / f"{stem}-{_checksum(stem, contents)}.npz"
     unfinished = path.with_name(path.name + UNFINISHED)
@@ -75,8 +76,8 @@ def write(folder, stem, arrays, facts=None) -> Path:
     return path
 
 
-def found(folder, stem) -> list:
-    """Return the paths of the whole files of a kind, with the numbers in their names, in their order."""
+def found(folder: AnyPath, stem: str) -> list[tuple[tuple[int, ...], Path]]:
+    """Return numbers in the names of the whole files of a kind, and their paths, in their order."""
     paths = []
     for path in Path(folder).glob(f"{stem}-*.npz"):
         match = NAME.fullmatch(path.name)
@@ -86,7 +87,7 @@ def found(folder, stem) -> list:
     return sorted(paths)
 
 
-def read(path):
+def read(path: AnyPath) -> tuple[dict[str, np.ndarray], Any]:
     """Return the arrays of a file, by their names, and its facts.
 
     Raises
@@ -104,8 +105,8 @@ def read(path):
         raise DamagedFile(path, error) from error
 
 
-def array(path, name) -> np.ndarray:
-    """Return one array of a file, whose checksum is looked at when it is first read."""
+def array(path: AnyPath, name: str) -> np.ndarray:
+    """Return one array of a file, whose checksum is checked when it is first read."""
     try:
         stat = os.stat(path)
         mark = os.fspath(path), stat.st_ino, stat.st_size, stat.st_mtime_ns
@@ -113,42 +114,45 @@ def array(path, name) -> np.ndarray:
             _check(path, Path(path).read_bytes())
             _checked.add(mark)
         with np.load(path, allow_pickle=False) as opened:
-            return opened[name + END]
+            stored: np.ndarray = opened[name + END]
+            return stored
     except DamagedFile:
         raise
     except FileNotFoundError as error:
-        words = "draws are read from the folder of the run when they are asked for. Has it been moved or removed?"
         raise FileNotFoundError(
-            error.errno, f"{error.strerror}: {words}", os.fspath(path)
+            error.errno,
+            f"{error.strerror}: draws are read from the folder of the run when they are asked for. "
+            "Has it been moved or removed?",
+            os.fspath(path),
         ) from error
     except Exception as error:  # whatever zipfile makes of it
         raise DamagedFile(path, error) from error
 
 
-def remove_unfinished(folder) -> None:
+def remove_unfinished(folder: AnyPath) -> None:
     """Remove what a killed process was writing: to a folder, or to one in it."""
     for path in [*Path(folder).glob(f"*{UNFINISHED}"), *Path(folder).glob(f"*/*{UNFINISHED}")]:
         if NAME.fullmatch(path.name.removesuffix(UNFINISHED)):
             path.unlink(missing_ok=True)
 
 
-_checked = set()  # files whose checksums were looked at, as they were then
+_checked: set[tuple[str, int, int, int]] = set()  # files that were whole, as they were then
 
 
-def _check(path, contents):
+def _check(path: AnyPath, contents: bytes) -> None:
     named = NAME.fullmatch(Path(path).name)
-    if _checksum(named["stem"], contents) != named["checksum"]:
+    if named is None or _checksum(named["stem"], contents) != named["checksum"]:
         raise DamagedFile(path, "its checksum is another")
 
 
-def _checksum(stem, contents) -> str:
+def _checksum(stem: str, contents: bytes | memoryview) -> str:
     """Return that of a file: of its name, too, which says what it holds."""
-    found = hashlib.blake2b(stem.encode(), digest_size=8)
-    found.update(contents)
-    return found.hexdigest()
+    checksum = hashlib.blake2b(stem.encode(), digest_size=8)
+    checksum.update(contents)
+    return checksum.hexdigest()
 
 
-def _flush_folder(folder):
+def _flush_folder(folder: Path) -> None:
     """Flush the names in a folder, where systems let it be opened."""
     with suppress(PermissionError):
         descriptor = os.open(folder, os.O_RDONLY)

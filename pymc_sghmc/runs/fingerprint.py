@@ -1,4 +1,4 @@
-"""Marks by which a stored run knows its model, its data and its steps again.
+"""What must be the same for a stored run to go on: its model, its data and its steps.
 
 Knows graphs, arrays and files; no chains. Nothing is compiled or evaluated: ten million rows cost
 as much as a thousand.
@@ -10,9 +10,12 @@ import os
 import platform
 import re
 
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
+import pymc as pm
 
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
@@ -29,7 +32,16 @@ PACKAGES = "pymc", "pytensor", "numpy", "pymc-sghmc"
 ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
-def fingerprint(model, step, stored, coords, **numbers) -> dict:
+Fingerprint = dict[str, Any]  # what JSON can hold
+
+
+def fingerprint(
+    model: pm.Model,
+    step: Any,
+    stored: Mapping[str, Any],
+    coords: Mapping[str, np.ndarray],
+    **numbers: int,
+) -> Fingerprint:
     """Return what must be the same for a chain to go on: numbers, graph, data and settings.
 
     Parameters
@@ -41,19 +53,10 @@ def fingerprint(model, step, stored, coords, **numbers) -> dict:
     coords : dict of {str: array}
     **numbers
         Of the run, such as ``draws``.
-
-    Returns
-    -------
-    dict
-        Of what JSON can hold.
     """
-    arrays = {}
+    arrays: dict[str, Any] = {}
     values = {v.name: [list(v.type.shape), v.dtype] for v in model.value_vars}
-    with np.errstate(all="ignore"):
-        terms = model.logp(sum=False)
-    derived = model.deterministics
-    graph = _graph(terms + model.replace_rvs_by_values(derived), arrays)
-    graph += " ".join(["", *(variable.name for variable in derived)])
+    graph = _graph_of_model(model, arrays)
     steps = {}
     for name, value in frozen(step.sampling_state).items():
         steps[name] = _setting(value, f"step, {name}", arrays)
@@ -62,6 +65,8 @@ def fingerprint(model, step, stored, coords, **numbers) -> dict:
         steps[f"{i}: step" if len(methods) > 1 else "step"] = type(method).__name__
         for k, array in enumerate(getattr(method, "arrays", ())):
             arrays[f"step {i}, rows' array {k}, shape {np.shape(array)}"] = np.asarray(array)
+    versions = {name: version(name) for name in PACKAGES}
+    versions |= {"python": platform.python_version(), "machine": platform.machine()}
     return {
         "numbers": numbers,
         "unknowns": values,
@@ -70,55 +75,64 @@ def fingerprint(model, step, stored, coords, **numbers) -> dict:
         "coords": {name: _bytes(values) for name, values in coords.items()},
         "data": {name: _array(array) for name, array in arrays.items()},
         "step": steps,
-        "versions": {name: version(name) for name in PACKAGES}
-        | {"python": platform.python_version(), "machine": platform.machine()},
+        "versions": versions,
     }
 
 
-def different(stored, new) -> str:
-    """Say what of a run is another, in words for an error; nothing if it is the same.
+def different(stored: Fingerprint, new: Fingerprint) -> str:
+    """Return the first difference between two runs, for an error; nothing if they are the same.
 
-    Times of files and versions may be others.
+    Times of files and versions may differ.
     """
+    return next(_differences(stored, new), "")
+
+
+def _differences(stored: Fingerprint, new: Fingerprint) -> Iterator[str]:
+    """Yield what differs, the causes before what follows from them."""
     for name, old, now in _others(stored, new, "numbers"):
-        return f"{name}={now}, and the run in it has {name}={old}"
+        yield f"{name}={now}, but the stored run has {name}={old}"
     for name, old, now in _others(stored, new, "unknowns", "none"):
-        return f"the model's unknown {name} is {now}, and in the run {old} (shape, dtype)"
+        yield f"the model's parameter {name} is {now}, but {old} in the stored run (shape, dtype)"
     of_steps = _others(stored, new, "step", "none")
-    for name, old, now in sorted(of_steps, key=lambda found: _is_setting(found[0])):
+    for name, old, now in sorted(of_steps, key=lambda other: _is_setting(other[0])):
         what = f"the step's {name.rpartition(': ')[2]}" if _is_setting(name) else "the step"
-        return f"{what} is {now}, and in the run {old}"
+        yield f"{what} is {now}, but {old} in the stored run"
     for name, old, now in _others(stored, new, "stored", "not stored"):
-        return f"{name} is {now}, and in the run {old} (var_names, or shape, dtype and dims)"
+        yield f"{name} is {now}, but {old} in the stored run (var_names, or shape, dtype and dims)"
     for name, *_ in _others(stored, new, "coords"):
-        return f"the coordinates {name!r} aren't those of the run"
+        yield f"the coordinates {name!r} aren't those of the stored run"
     if stored["model"] != new["model"]:
-        return (
+        same = stored["versions"] == new["versions"]
+        cause = "" if same else ". Another version of PyMC or PyTensor may be the cause"
+        yield (
             "the model has another prior, likelihood, Deterministic or constant than that of the "
-            "run"
-            + (
-                ""
-                if stored["versions"] == new["versions"]
-                else ", or other versions of PyMC or PyTensor write it so"
-            )
+            f"stored run{cause}"
         )
     for name, old, now in _others(stored, new, "data", {}):
-        if not old or not now:
-            has, none = ("the run", "the model") if old else ("the model", "the run")
-            return f"{has} has data in {name}, and {none} has none there"
-        for what in ("another shape", "another dtype", "other bytes"):
-            if old.get(key := what.split()[-1]) != now.get(key):
-                where = f" (file {now['file']})" if "file" in now else ""
-                return f"the data in {name}{where} have {what} than those of the run"
-    return ""
+        if what := _difference_of_data(name, old, now):
+            yield what
 
 
-def _is_setting(name) -> bool:
+def _difference_of_data(name: str, old: dict[str, Any], now: dict[str, Any]) -> str:
+    if not old or not now:
+        has, none = ("stored run", "model") if old else ("model", "stored run")
+        return f"the {has} has data in {name}, and the {none} has none there"
+    where = f" (file {now['file']})" if "file" in now else ""
+    for what in ("another shape", "another dtype", "other bytes"):
+        key = what.split()[-1]
+        if old.get(key) != now.get(key):
+            return f"the data in {name}{where} have {what} than those of the stored run"
+    return ""  # of a file that was written anew, with the same data
+
+
+def _is_setting(name: str) -> bool:
     """Whether it is a setting of a step, not the step itself."""
     return name != "step" and not name.endswith(": step")
 
 
-def _others(stored, new, part, nothing=None):
+def _others(
+    stored: Fingerprint, new: Fingerprint, part: str, nothing: Any = None
+) -> Iterator[tuple[str, Any, Any]]:
     """Yield what differs in a part of two fingerprints: its name, and both values."""
     for name in sorted(stored[part].keys() | new[part].keys()):
         old, now = (x[part].get(name, nothing) for x in (stored, new))
@@ -126,7 +140,7 @@ def _others(stored, new, part, nothing=None):
             yield name, old, now
 
 
-def _setting(value, name, arrays):
+def _setting(value: Any, name: str, arrays: dict[str, Any]) -> Any:
     """Return a setting as JSON; data go to the arrays, and of what can't be stored its type counts."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -135,18 +149,28 @@ def _setting(value, name, arrays):
     if isinstance(value, np.ndarray):
         arrays[name] = value
         return "an array"
-    inside = {}
+    inside: dict[str, Any] = {}
     try:
         text = encoded(value, inside)
     except TypeError:
         return f"a {type(value).__qualname__}"
     arrays |= {f"{name}, {key}": x for key, x in inside.items()}
-    return json.loads(json.dumps(text))
+    plain: Any = json.loads(json.dumps(text))
+    return plain
 
 
-def _graph(outputs, arrays) -> str:
+def _graph_of_model(model: pm.Model, arrays: dict[str, Any]) -> str:
+    """Return the checksum of the graphs of the log-density and of what is derived."""
+    with np.errstate(all="ignore"):
+        terms = model.logp(sum=False)
+    derived = model.deterministics
+    checksum = _graph(terms + model.replace_rvs_by_values(derived), arrays)
+    return " ".join([checksum, *(variable.name for variable in derived)])
+
+
+def _graph(outputs: list[Any], arrays: dict[str, Any]) -> str:
     """Return the checksum of a graph's operations; arrays that it holds are added to ``arrays``."""
-    numbers = {}
+    numbers: dict[Any, int] = {}
     digest = hashlib.blake2b(digest_size=16)
     todo = list(reversed(outputs))
     while todo:
@@ -171,7 +195,7 @@ def _graph(outputs, arrays) -> str:
     return digest.hexdigest()
 
 
-def _operation(op, arrays) -> str:
+def _operation(op: Any, arrays: dict[str, Any]) -> str:
     """Name an operation, with the graph in it, as of ``scan``; data that it holds go to ``arrays``."""
     for name, value in sorted(getattr(op, "__dict__", {}).items()):
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
@@ -180,7 +204,8 @@ def _operation(op, arrays) -> str:
     return ADDRESS.sub("", str(op)) + (_graph(list(inner), arrays) if inner else "")
 
 
-def _leaf(variable, name, arrays) -> str:
+def _leaf(variable: Any, name: str, arrays: dict[str, Any]) -> str:
+    value: Any
     if isinstance(variable, SharedVariable):
         value = variable.get_value(borrow=True)
     elif isinstance(variable, Constant):
@@ -202,26 +227,26 @@ def _leaf(variable, name, arrays) -> str:
     return ADDRESS.sub("", f"{type(value).__name__} {value}")
 
 
-def _add(arrays, name, value):
+def _add(arrays: dict[str, Any], name: str, value: Any) -> None:
     """Add an array under its name, or, where another has it, under another name."""
     while arrays.get(name, value) is not value:
         name += " (another)"
     arrays[name] = value
 
 
-def _array(array) -> dict:
+def _array(array: Any) -> dict[str, Any]:
     """Return shape, dtype and a checksum of some bytes of an array, and of its file size and time."""
     array = np.ma.getdata(array)
     marks = {"shape": list(array.shape), "dtype": array.dtype.str, "bytes": _bytes(array)}
     memory_map = memory_map_of(array)
-    if memory_map is not None and os.path.exists(memory_map.filename):
-        stat = os.stat(memory_map.filename)
-        filename = os.fspath(memory_map.filename)
+    filename = "" if memory_map is None else os.fspath(memory_map.filename or "")
+    if os.path.exists(filename):
+        stat = os.stat(filename)
         marks |= {"file": filename, "size": stat.st_size, "time": stat.st_mtime_ns}
     return marks
 
 
-def _bytes(array) -> str:
+def _bytes(array: Any) -> str:
     """Return a checksum: of all of a small array, of pieces spread over a large one."""
     digest = hashlib.blake2b(digest_size=16)
     if array.nbytes <= SAMPLED or array.ndim == 0:

@@ -130,7 +130,7 @@ class ChainRecorder(StoredChainTrace):
         step = self._step_method
         if self._run is not None and not self._run.is_held:  # an earlier pm.sample was ended
             self.unlink_stepper()
-            return step.step(point)
+            return self._draw(point)
         if self.n_recorded == 0:
             self._state = self.stored.state()
             if self._state is None:
@@ -143,7 +143,12 @@ class ChainRecorder(StoredChainTrace):
         if left <= 1:
             del step.step
             point = self._resume(point)
-        return (point, stats) if left else step.step(point)
+        return (point, stats) if left else self._draw(point)
+
+    def _draw(self, point: Point) -> tuple[Point, Statistics]:
+        """Let the step make a draw."""
+        draw: tuple[Point, Statistics] = self._step_method.step(point)
+        return draw
 
     def _stored_draw(self, point: Point) -> tuple[Point, Statistics]:
         stored = next(self._passing)

@@ -85,12 +85,14 @@ def resume(
 
 def _checked_path(trace: Any) -> str | os.PathLike[str]:
     """Refuse what isn't the path of a `RunStore`."""
-    is_path = isinstance(trace, str | os.PathLike)
-    if is_path and not any(Path(trace, name).exists() for name in OF_ZARR):
-        return trace
-    found = f"{os.fspath(trace)!r}, a zarr store" if is_path else f"a {type(trace).__name__}"
+    what = f"a {type(trace).__name__}"
+    if isinstance(trace, str | os.PathLike):
+        path: str | os.PathLike[str] = trace
+        if not any(Path(path, name).exists() for name in OF_ZARR):
+            return path
+        what = f"{os.fspath(path)!r}, a zarr store"
     raise TypeError(
-        f"resume(trace=...) got {found}, and only runs in a RunStore can be resumed. Start the "
+        f"resume(trace=...) got {what}, and only runs in a RunStore can be resumed. Start the "
         "run anew with pm.sample(trace=RunStore(folder), ...). To read the draws that a ZarrTrace "
         'has stored, use zarr.open_group(path, mode="r")["posterior"].'
     )

@@ -160,16 +160,17 @@ class RunStore(StoredTrace):
         attrs = {"inference_library": "pymc", "inference_library_version": version}
         attrs |= {} if self.sampling_time is None else {"sampling_time": self.sampling_time}
         attrs["tuning_steps"] = tune
-        found = datasets(chains, facts["layout"], coords, tune, tune + length, attrs)
+        found = datasets(chains, facts["layout"], coords, range(tune, tune + length), attrs)
         if save_warmup and tune:
-            warmup = datasets(chains, facts["layout"], coords, 0, tune, attrs)
+            warmup = datasets(chains, facts["layout"], coords, range(tune), attrs)
             found |= {f"warmup_{name}": dataset for name, dataset in warmup.items()}
         found |= {} if model is None else data_of(model)
         return inference_data(found)
 
     def numbers(self) -> dict[str, int]:
         """Return the ``draws``, ``tune`` and ``chains`` that the run was begun with."""
-        return self.folder.manifest()[1]["fingerprint"]["numbers"]
+        numbers: dict[str, int] = self.folder.manifest()[1]["fingerprint"]["numbers"]
+        return numbers
 
     def init_trace(
         self,
@@ -221,12 +222,16 @@ class RunStore(StoredTrace):
         """Refuse steps whose chains or states can't be stored."""
         methods = getattr(step, "methods", [step])
         if any(isinstance(method, PopulationArrayStepShared) for method in methods):
-            raise ValueError(f"trace={self!r}: chains of a population of them can't be stored.")
+            raise ValueError(
+                f"trace={self!r}: chains that depend on each other, as of DEMetropolis, can't be "
+                "stored. Sample without trace=, or use another step."
+            )
         try:
             encoded(step.sampling_state, {})
         except TypeError as error:
             raise ValueError(
-                f"trace: the state of {type(step).__name__} can't be stored: {error}."
+                f"trace={self!r}: the state of {type(step).__name__} can't be stored: {error}. "
+                "Sample without trace=, or use another step."
             ) from error
 
     def chain_ended(self, error: BaseException | None) -> None:
@@ -236,10 +241,9 @@ class RunStore(StoredTrace):
         self._release()
         if isinstance(error, ENDED_WORKER):
             raise ConnectionError(
-                f"{self!r}: a worker process has ended without a word: it was killed, perhaps "
-                "because memory was short, or crashed, perhaps because a file of data= was cut "
-                "short. Its draws until shortly before are kept: start the same script again to "
-                "go on."
+                f"{self!r}: a worker process ended unexpectedly. Start the same script again: it "
+                "goes on from the draws that are stored. Likely causes are too little memory "
+                "(lower cores), a crash, and a file of data= that was cut short."
             ) from error
 
     def _release(self) -> None:

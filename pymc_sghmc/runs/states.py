@@ -5,7 +5,8 @@ Knows dataclasses, named tuples and arrays; no step and no file.
 
 import importlib
 
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,17 +16,17 @@ PACKAGES = "pymc", "pymc_sghmc"
 PLAIN = bool | int | float | str | None
 
 
-def frozen(state) -> dict:
+def frozen(state: Any) -> dict[str, Any]:
     """Return what a state says of its step's settings, by name: PyMC compares these."""
     if hasattr(state, "methods"):
         parts = [frozen(method) for method in state.methods]
         return {f"{i}: {name}": x for i, part in enumerate(parts) for name, x in part.items()}
     kept = {f.name: getattr(state, f.name) for f in fields(state) if _is_frozen(f)}
     settings = kept.pop("settings", {})
-    return {"step": type(state).__name__} | kept | settings
+    return {"step": type(state).__name__, **kept, **settings}
 
 
-def encoded(value, arrays):
+def encoded(value: Any, arrays: dict[str, Any]) -> Any:
     """Return what JSON can hold of a value; its arrays are added to ``arrays``.
 
     Settings, which PyMC's states hold as frozen fields, are left out: they are the new step's.
@@ -56,14 +57,15 @@ def encoded(value, arrays):
     raise TypeError(f"a {type(value).__qualname__} can't be stored")
 
 
-def decoded(found, arrays, own=None):
-    """Return the value of which `encoded` made these.
+def decoded(stored: Any, arrays: dict[str, Any], own: Any = None) -> Any:
+    """Return the value of which `encoded` made this.
 
     Parameters
     ----------
-    found
-        Of JSON.
+    stored
+        What JSON held of it.
     arrays : dict
+        Its arrays.
     own
         The state of the step that is to take it up; settings are taken from it.
 
@@ -72,11 +74,11 @@ def decoded(found, arrays, own=None):
     ValueError
         If it names a class that isn't a dataclass or named tuple of PyMC or of this package.
     """
-    if not isinstance(found, dict):
-        return found
-    if "of" in found:
-        return _made(_class_of(found["of"]), found["fields"], arrays, own)
-    [(kind, value)] = found.items()
+    if not isinstance(stored, dict):
+        return stored
+    if "of" in stored:
+        return _made(_class_of(stored["of"]), stored["fields"], arrays, own)
+    [(kind, value)] = stored.items()
     if kind in ("array", "number"):
         return arrays[value] if kind == "array" else arrays[value][()]
     if kind == "dict":
@@ -90,11 +92,11 @@ def decoded(found, arrays, own=None):
     return values if kind == "list" else tuple(values)
 
 
-def _is_frozen(f) -> bool:
-    return bool(f.metadata.get("frozen", False))
+def _is_frozen(field: Field[Any]) -> bool:
+    return bool(field.metadata.get("frozen", False))
 
 
-def _of_class(value, names, arrays):
+def _of_class(value: Any, names: Any, arrays: dict[str, Any]) -> dict[str, Any]:
     cls = type(value)
     return {
         "of": f"{cls.__module__}:{cls.__qualname__}",
@@ -102,7 +104,7 @@ def _of_class(value, names, arrays):
     }
 
 
-def _class_of(name):
+def _class_of(name: str) -> type:
     module, _, qualname = name.partition(":")
     if module.split(".")[0] in PACKAGES:
         try:
@@ -114,23 +116,29 @@ def _class_of(name):
     raise ValueError(f"a stored state is of {name}, which this version of the package doesn't have")
 
 
-def _stored(cls) -> set:
+def _names(cls: Any) -> set[str]:
+    """Names of all fields."""
+    return set(cls._fields) if hasattr(cls, "_fields") else {field.name for field in fields(cls)}
+
+
+def _stored(cls: Any) -> set[str]:
     """Names of the fields that are stored."""
-    return {f.name for f in fields(cls) if not _is_frozen(f)}
+    return {field.name for field in fields(cls) if not _is_frozen(field)}
 
 
-def _made(cls, found, arrays, own):
-    names = cls._fields if hasattr(cls, "_fields") else [f.name for f in fields(cls)]
-    if not set(found) <= set(names) or (is_dataclass(cls) and _stored(cls) - set(found)):
+def _made(cls: type, stored: dict[str, Any], arrays: dict[str, Any], own: Any) -> Any:
+    is_tuple = hasattr(cls, "_fields")
+    needed = set() if is_tuple else _stored(cls)
+    if not needed <= set(stored) <= _names(cls):
         raise ValueError(
             f"a stored state is of a {cls.__name__} of another version of the package, with other "
             "fields. Go on with that version, or begin a new run"
         )
-    values = {k: decoded(v, arrays, getattr(own, k, None)) for k, v in found.items()}
-    if not is_dataclass(cls):
+    values = {k: decoded(v, arrays, getattr(own, k, None)) for k, v in stored.items()}
+    if is_tuple:
         return cls(**values)
-    made = object.__new__(cls)
-    for f in fields(cls):
-        value = getattr(own, f.name) if _is_frozen(f) else values[f.name]
-        object.__setattr__(made, f.name, value)
+    made: Any = object.__new__(cls)
+    for field in fields(made):
+        value = getattr(own, field.name) if _is_frozen(field) else values[field.name]
+        object.__setattr__(made, field.name, value)
     return made

@@ -3,8 +3,12 @@
 Knows files, xarray and the data of models; no steps.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import pandas as pd
+import pymc as pm
 import xarray as xr
 
 from pymc.backends.arviz import (
@@ -17,6 +21,7 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from pymc_sghmc.runs import files
+from pymc_sghmc.runs.stored_chain import StoredChain
 
 __all__ = ["data_of", "datasets", "layout_of", "rectangle"]
 
@@ -30,8 +35,8 @@ NAMES = {
 LEFT_OUT = "tune", "in_warmup"
 
 
-def rectangle(lengths):
-    """Choose chains and a length so that they hold the most draws: those of a run that was interrupted.
+def rectangle(lengths: Sequence[int]) -> tuple[list[int], int]:
+    """Choose chains and a length so that they hold the most draws of an interrupted run.
 
     Returns
     -------
@@ -44,7 +49,9 @@ def rectangle(lengths):
     return sorted(by_length[: k + 1]), lengths[by_length[k]]
 
 
-def layout_of(model, trace, step) -> tuple:
+def layout_of(
+    model: pm.Model, trace: Any, step: Any
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return what is stored, for `datasets`, and the coordinates that a file can hold."""
     stats = [
         {k: np.dtype(d).str for k, d in one.items() if np.dtype(d) != object}
@@ -63,32 +70,41 @@ def layout_of(model, trace, step) -> tuple:
 class _Draws(BackendArray):
     """Draws of one variable of some chains, or statistics of several samplers, side by side."""
 
-    def __init__(self, members, chains, start, stop, shape, dtype):
+    def __init__(
+        self,
+        members: list[str],
+        chains: Sequence[StoredChain],
+        draws: range,
+        shape: Sequence[int],
+        dtype: str,
+    ) -> None:
         self.members = members
         self.chains = chains
-        self.start = start
+        self.draws = draws
         last = (len(members),) if len(members) > 1 else ()
-        self.shape = (len(chains), stop - start, *shape, *last)
+        self.shape = (len(chains), len(draws), *shape, *last)
         self.dtype = np.dtype(dtype)
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: Any) -> Any:
         return indexing.explicit_indexing_adapter(
             key, self.shape, indexing.IndexingSupport.BASIC, self._read
         )
 
-    def _read(self, key):
+    def _read(self, key: tuple[Any, ...]) -> np.ndarray:
         chain, draw, *rest = key
-        chains = np.arange(len(self.chains))[chain]
-        draws = np.arange(self.start, self.start + self.shape[1])[draw]
+        chains = np.asarray(np.arange(len(self.chains))[chain])
+        draws = np.asarray(np.asarray(self.draws)[draw])
         shape = np.broadcast_to(0, self.shape[2:])[tuple(rest)].shape
-        found = np.empty((chains.size, draws.size, *shape), self.dtype)
-        for i, values in zip(np.atleast_1d(chains), found, strict=True):
-            self._put(values, self.chains[i], np.atleast_1d(draws), tuple(rest))
-        return found.reshape(chains.shape + draws.shape + shape)
+        values = np.empty((chains.size, draws.size, *shape), self.dtype)
+        for i, of_chain in zip(np.atleast_1d(chains), values, strict=True):
+            self._read_chain(of_chain, self.chains[i], np.atleast_1d(draws), tuple(rest))
+        return values.reshape(chains.shape + draws.shape + shape)
 
-    def _put(self, values, files_of_chain, draws, rest):
+    def _read_chain(
+        self, values: np.ndarray, chain: StoredChain, draws: np.ndarray, rest: tuple[Any, ...]
+    ) -> None:
         """Put entries of a chain's draws into an array, with one segment in memory at a time."""
-        for start, stop, path in files_of_chain.segments:
+        for start, stop, path in chain.segments:
             at = (draws >= start) & (draws < stop)
             if at.any():
                 read = [files.array(path, member) for member in self.members]
@@ -96,16 +112,21 @@ class _Draws(BackendArray):
                 values[at] = whole[(slice(None), *rest)][draws[at] - start]
 
 
-def _variable(members, chains, start, stop, shape, dtype, dims):
-    draws = _Draws(members, chains, start, stop, shape, dtype)
-    lazily = indexing.MemoryCachedArray(
-        indexing.CopyOnWriteArray(indexing.LazilyIndexedArray(draws))
-    )
-    return xr.Variable(("chain", "draw", *dims), lazily)
+def _variable(draws: _Draws, dims: Sequence[str]) -> xr.Variable:
+    """Return a variable that is read when it is asked for, and then kept."""
+    lazy: Any = indexing.LazilyIndexedArray(draws)
+    kept: Any = indexing.MemoryCachedArray(indexing.CopyOnWriteArray(lazy))  # type: ignore[no-untyped-call]
+    return xr.Variable(("chain", "draw", *dims), kept)
 
 
-def datasets(chains, layout, coords, start, stop, attrs) -> dict:
-    """Return posterior and statistics of the draws from ``start`` to ``stop``.
+def datasets(
+    chains: Sequence[StoredChain],
+    layout: Mapping[str, Any],
+    coords: Mapping[str, Any],
+    draws: range,
+    attrs: Mapping[str, Any],
+) -> dict[str, xr.Dataset]:
+    """Return posterior and statistics of some draws.
 
     Parameters
     ----------
@@ -114,71 +135,81 @@ def datasets(chains, layout, coords, start, stop, attrs) -> dict:
         Of the run: ``variables``, by name shape, dtype and dims, and ``stats``, for each sampler
         names and dtypes.
     coords : dict
-    start, stop : int
+    draws : range
     attrs : dict
-
-    Returns
-    -------
-    dict of {str: xarray.Dataset}
     """
-    at = {"chain": [one.chain for one in chains], "draw": np.arange(stop - start)}
+    at = {"chain": [chain.chain for chain in chains], "draw": np.arange(len(draws))}
     variables = {}
-    used = {}
+    sizes: dict[str, int] = {}
     for name, (shape, dtype, dims) in layout["variables"].items():
         dims = dims or [f"{name}_dim_{i}" for i in range(len(shape))]
-        variables[name] = _variable([f"variable {name}"], chains, start, stop, shape, dtype, dims)
-        used |= dict(zip(dims, shape, strict=True))
-    posterior = xr.Dataset(variables, coords=at | _labels(used, coords), attrs=attrs)
-    stats = {}
-    found = {}
-    counts = {}
-    for i, own in enumerate(layout["stats"]):
-        for name, dtype in own.items():
-            found.setdefault(name, (dtype, []))[1].append(f"stat {i} {name}")
-    for name, (dtype, members) in found.items():
-        if name in LEFT_OUT:
+        variables[name] = _variable(_Draws([f"variable {name}"], chains, draws, shape, dtype), dims)
+        sizes |= dict(zip(dims, shape, strict=True))
+    posterior = xr.Dataset(variables, coords=at | _labels(sizes, coords), attrs=attrs)
+    return {
+        "posterior": posterior,
+        "sample_stats": _statistics(chains, layout["stats"], draws, at, attrs),
+    }
+
+
+def _statistics(
+    chains: Sequence[StoredChain],
+    stats: Sequence[Mapping[str, str]],
+    draws: range,
+    at: Mapping[str, Any],
+    attrs: Mapping[str, Any],
+) -> xr.Dataset:
+    """Return statistics; those of several samplers have one more dim."""
+    dtypes: dict[str, str] = {}
+    for sampler in stats:
+        for name, dtype in sampler.items():
+            dtypes.setdefault(name, dtype)
+    variables = {}
+    numbers: dict[str, np.ndarray] = {}
+    for stored_name, dtype in dtypes.items():
+        if stored_name in LEFT_OUT:
             continue
-        name = NAMES.get(name, name)
+        members = [f"stat {i} {stored_name}" for i, own in enumerate(stats) if stored_name in own]
+        name = NAMES.get(stored_name, stored_name)
         dims = [f"{name}_dim_0"] if len(members) > 1 else []
-        counts |= {dim: np.arange(len(members)) for dim in dims}
-        stats[name] = _variable(members, chains, start, stop, (), dtype, dims)
-    statistics = xr.Dataset(stats, coords=at | counts, attrs=attrs)
-    return {"posterior": posterior, "sample_stats": statistics}
+        numbers |= {dim: np.arange(len(members)) for dim in dims}
+        variables[name] = _variable(_Draws(members, chains, draws, (), dtype), dims)
+    return xr.Dataset(variables, coords={**at, **numbers}, attrs=attrs)
 
 
-def _labels_of(values):
+def _labels_of(values: Any) -> np.ndarray:
     """Return the coordinates of a dim as an array; dates are dates, tuples are single labels."""
     single = [tuple(x) if isinstance(x, np.ndarray | list) else x for x in values]
-    return pd.Index(single, tupleize_cols=False).to_numpy()
+    return np.asarray(pd.Index(single, tupleize_cols=False).to_numpy())
 
 
-def _plain(values):
+def _plain(values: Any) -> np.ndarray:
     """Return coordinates as an array that a file can hold without pickles."""
     array = _labels_of(values)
     return np.array([str(x) for x in array], dtype=str) if array.dtype.hasobject else array
 
 
-def data_of(model) -> dict:
+def data_of(model: pm.Model) -> dict[str, xr.Dataset]:
     """Return what a model observes, and its constant data."""
     coords, dims = coords_and_dims_for_inferencedata(model)
-    found = {}
+    groups = {}
     for group, arrays in (
         ("observed_data", find_observations(model)),
         ("constant_data", find_constants(model)),
     ):
         variables = {}
-        used = {}
+        sizes: dict[str, int] = {}
         for name, values in arrays.items():
             values = np.asarray(values)
-            own = dims.get(name) or [f"{name}_dim_{i}" for i in range(values.ndim)]
-            variables[name] = own, values
-            used |= dict(zip(own, values.shape, strict=True))
+            names = dims.get(name) or [f"{name}_dim_{i}" for i in range(values.ndim)]
+            variables[name] = names, values
+            sizes |= dict(zip(names, values.shape, strict=True))
         if variables:
-            found[group] = xr.Dataset(variables, coords=_labels(used, coords))
-    return found
+            groups[group] = xr.Dataset(variables, coords=_labels(sizes, coords))
+    return groups
 
 
-def _labels(sizes, coords) -> dict:
+def _labels(sizes: Mapping[str, int], coords: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the coordinates of dims: the model's where it has as many."""
     return {
         dim: _labels_of(coords[dim]) if dim in coords and len(coords[dim]) == n else np.arange(n)
