@@ -1,6 +1,6 @@
 """The laws of the package's integrators on a Gaussian as formulas, and the choice of settings by them.
 
-An oracle for what `tuning.law` reads off the rules; `docs/check_formulas.py` and
+An oracle for what `tuning.linear_step` computes from the rules; `docs/check_formulas.py` and
 ``tests/test_tuning.py`` hold the formulas to the discrete Lyapunov equation.
 """
 

@@ -7,7 +7,7 @@ import stationary
 
 from pymc_sghmc import SGHMC, SGLD, SGNHT
 from pymc_sghmc.samplers import baoab, sghmc, sgld, sgnht
-from pymc_sghmc.tuning.law import Rule
+from pymc_sghmc.tuning.linear_step import Rule
 
 # The papers' algorithms to the letter: a setting that is left out would be found while tuning.
 PLAIN = {"gradient": "plain"}

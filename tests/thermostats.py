@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_sghmc.tuning.law import Rule
+from pymc_sghmc.tuning.linear_step import Rule
 
 
 class ThermostatState(NamedTuple):

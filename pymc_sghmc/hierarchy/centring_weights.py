@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from pymc_sghmc.tuning.curvature import MAX_DENSE, CountedPasses
-from pymc_sghmc.tuning.mass import centre_of_mass, mean_field
+from pymc_sghmc.tuning.variational_fit import mean_field, variational_fit
 
 __all__ = ["chosen_weights"]
 
@@ -46,8 +46,8 @@ def chosen_weights(gradient, centring, start) -> np.ndarray:
         return weights_of_ratios
     for weights in (weights_of_ratios, below * ratios / (1 + below * ratios), none):
         centring.weights = weights
-        mass = centre_of_mass(counted, density.from_model(start).astype(float))
-        if mass is not None and mass.is_mode:
+        variational = variational_fit(counted, density.from_model(start).astype(float))
+        if variational is not None and variational.is_mode:
             return weights
     return weights_of_ratios
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from scipy.special import expit
 
-from pymc_sghmc.tuning.centre import find_centre
 from pymc_sghmc.tuning.curvature import MAX_DENSE
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
+from pymc_sghmc.tuning.posterior_fit import fit_posterior
 
 __all__ = ["TOLERANCE", "missed", "place_nodes", "reference_with_nodes"]
 
@@ -88,7 +88,7 @@ def reference_with_nodes(marginal: Any, gradient: Any, start: np.ndarray, given:
     is_dense = position.size <= MAX_DENSE
     for _ in range(ROUNDS):
         marginal.place_at(gradient, position)
-        fit = find_centre(gradient.passes, position, is_dense, given is None, None)
+        fit = fit_posterior(gradient.passes, position, is_dense, given is None, None)
         moved = fit.metric.from_theta(fit.mean - position)
         position = fit.mean.astype(density.dtype)
         if given is not None or np.abs(moved).max() < NEAR:

@@ -50,7 +50,7 @@ from pymc_sghmc.step.warn import (
     warn_of_other_steps,
     warn_of_setup,
 )
-from pymc_sghmc.tuning.law import Rule
+from pymc_sghmc.tuning.linear_step import Rule
 from pymc_sghmc.tuning.noise_estimates import GivenNoise
 from pymc_sghmc.tuning.settings import Settings
 from pymc_sghmc.tuning.tuner import Tuner

@@ -1,9 +1,9 @@
-"""The choice of settings from a bias budget: laws on a Gaussian, and what a chain measures.
+"""The choice of learning rate and friction from a bias budget.
 
-In coordinates in which the posterior has unit scale a gradient with noise of covariance V heats the
-chain by an amount that is known exactly on a Gaussian. So V is measured, and the learning rate is
-the largest whose predicted bias stays within the budget. Knows no PyMC, no models and no sampler's
-name: what there is to know of a rule is read off its ``update``.
+In coordinates in which the posterior has unit scale, a gradient with noise of covariance V makes the
+variances of a chain too large by an amount that is known exactly on a Gaussian. So V is measured,
+and the learning rate is the largest whose predicted bias stays within the budget. Knows no PyMC, no
+models and no sampler's name: everything about a rule is computed from its ``update``.
 """
 
 import math
@@ -11,11 +11,13 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from scipy.optimize import brentq
 
-from pymc_sghmc.tuning import law
+from pymc_sghmc.tuning import linear_step
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE, ByHand, ChainTuning, Tuning
+from pymc_sghmc.tuning.curvature import Curvature
 
 __all__ = [
     "FARTHEST_LEARNING_RATE",
@@ -36,12 +38,12 @@ FIXED_ROWS = 50  # that cost as much as all else in a step
 MOST_INNER_STEPS = 10  # in a draw
 FEWEST_INNER_STEPS = 3
 MANY = 1000  # directions, of which the noisiest can't be told
-RELAXED = 4.0  # times of relaxation after which the next draw hardly depends on this one
+RELAXED = 4.0  # relaxation times after which the next draw hardly depends on this one
 MIN_FRICTION = 0.01  # the least that Chen et al. use
 
 
 def critical_friction(eta: float, curvature: float = 1.0) -> float:
-    """α = 1 − exp(−2√(ηh)): the friction at which curvature h relaxes fastest."""
+    """α = 1 − exp(−2√(ηh)): the friction at which the mean contracts fastest at curvature h."""
     return max(-math.expm1(-2 * math.sqrt(eta * curvature)), MIN_FRICTION)
 
 
@@ -57,7 +59,7 @@ def largest_learning_rate(
         if lower < 1e-12:
             return lower
 
-    def excess(log_eta):
+    def excess(log_eta: float) -> float:
         return min(bias(math.exp(log_eta)), 1e9) - budget
 
     return math.exp(brentq(excess, math.log(lower), math.log(min(16 * lower, upper))))
@@ -86,16 +88,15 @@ def worst_noise(tuning: ChainTuning) -> float:
 
 
 def choose(
-    rule,
-    tuning,
+    rule: linear_step.Rule,
+    tuning: ChainTuning,
     *,
-    noise,
-    stiffness,
-    slowness,
-    budget,
-    learning_rate=None,
-    friction=None,
-    least_friction=0.0,
+    noise: float,
+    curvature: Curvature,
+    budget: float,
+    learning_rate: float | None = None,
+    friction: float | None = None,
+    least_friction: float = 0.0,
 ) -> ChainTuning:
     """Choose the largest η and critical α, or the given ones, with a predicted bias in the budget.
 
@@ -106,23 +107,23 @@ def choose(
     ----------
     rule : Rule
     tuning : ChainTuning
-        Of it the limit of η counts, and how the noise is spread over the directions.
+        Its limit of η is used, and how its noise is spread over the directions.
     noise : float
-        Largest variance of the gradient, of that which is left in it, over the temperature.
-    stiffness, slowness : float
-        Largest and smallest curvature of −log p.
+        Largest variance of the gradient that no noise estimate removes, over the temperature.
+    curvature : Curvature
+        Of −log p.
     budget : float
         Relative bias of the variances that the choice may cost.
     learning_rate, friction : float, optional
-        What is given.
+        Of the user; by default they are chosen.
     least_friction : float, default 0.0
         The least α that may be chosen.
 
     Returns
     -------
     ChainTuning
-        With η, α (as it was for a rule without friction), the predicted bias at the stiffest
-        direction and the relaxation of the slowest.
+        With η, α (as it was for a rule without friction), the predicted bias in the direction of
+        the largest curvature and the contraction in that of the smallest.
     """
     # One thermostat is for all directions, and for all positions: some noise it must miss.
     largest = worst_noise(tuning)
@@ -130,24 +131,24 @@ def choose(
     mean_noise = noise * min(share, 1 - UNKNOWN_NOISE)
     has_friction = rule.has_friction
 
-    def settings(alpha):
+    def settings(alpha: float | None) -> dict[str, Any]:
         return {"mean_noise": mean_noise} | ({"friction": alpha} if has_friction else {})
 
     @cache
-    def bias(eta, alpha):
-        return law.inflation(rule, eta, stiffness, noise, **settings(alpha))
+    def bias(eta: float, alpha: float | None) -> float:
+        return linear_step.variance_bias(rule, eta, curvature.largest, noise, **settings(alpha))
 
-    def least(eta):
-        return friction or max(critical_friction(eta, slowness), least_friction)
+    def least(eta: float) -> float:
+        return friction or max(critical_friction(eta, curvature.smallest), least_friction)
 
     eta = learning_rate
     if eta is None:
-        upper = tuning.limit / stiffness
+        upper = tuning.limit / curvature.largest
         eta = largest_learning_rate(lambda eta: bias(eta, least(eta)), budget, upper)
     alpha = friction
     if has_friction and friction is None:
         alpha = smallest_friction(lambda alpha: bias(eta, alpha), budget, least(eta))
-    rate = law.relaxation(rule, eta, slowness, **settings(alpha))
+    rate = linear_step.contraction_rate(rule, eta, curvature.smallest, **settings(alpha))
     return replace(
         tuning,
         learning_rate=eta,
@@ -158,7 +159,7 @@ def choose(
 
 
 def score(tuning: ChainTuning) -> float:
-    """Relaxation per evaluated row: control variates count a minibatch at two points.
+    """Contraction per evaluated row: control variates count a minibatch at two points.
 
     Where the number of rows is chosen, what a step costs whatever it takes counts as some, too.
     """

@@ -1,39 +1,58 @@
 """Curvature of a log-density, by differences of gradients, so that any model has it.
 
-Passes are counted, over a subset of the rows where they are many. Knows passes over the data and
-SciPy, no samplers and no centre.
+Passes over the data are counted, over a subset of the rows where they are many. Knows passes over
+the data and SciPy, no samplers and no fit.
 """
 
 import math
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
-from pymc_sghmc.gradients.metric import LowRank, Metric
+from pymc_sghmc.gradients.metric import Array, LowRank, Metric
 
 __all__ = [
     "MAX_DENSE",
     "CountedPasses",
+    "Curvature",
+    "Rows",
     "curvature",
+    "difference_step",
     "extreme_curvatures",
     "first_vector",
     "fisher_scale",
+    "hessian_by_differences",
+    "hutchinson_diagonal",
     "operator_of",
     "positive",
 ]
 
 LEAST = 0.05  # of the largest curvature, for the smallest: below it is rounding, or no posterior
+SLOW = 0.01  # of the largest curvature, for the smallest where nobody has measured it
 MAX_DENSE = 1000  # above, d² numbers cost more than the gradient of a usual minibatch
-SUBSET_ROWS = 50_000  # that the optimiser works on first, and that tell the curvature
+SUBSET_ROWS = 50_000  # that the optimiser works on first, and that curvatures are taken from
 ROWS_PER_EFFECT = 50  # of these, on average, as well
 FISHER_ROWS = 30_000  # at most, for the Fisher information: groups with few rows must come up
+N_SIGNS = 10  # random signs for the diagonal of a Hessian
+
+Rows = tuple[Array, ...] | None  # numbers of some rows of each likelihood; None: all
+
+
+class Curvature(NamedTuple):
+    """Extreme eigenvalues of LᵀHL, H the Hessian of −log p."""
+
+    largest: float
+    smallest: float
 
 
 class CountedPasses:
     """Log-densities over a fixed subset of the rows or all of them, counting passes."""
 
-    def __init__(self, passes):
+    def __init__(self, passes: Any) -> None:
         self.over = passes
         self.passes = 0.0
         self.dtype = passes.density.dtype
@@ -41,10 +60,10 @@ class CountedPasses:
         d = passes.density.d
         if passes.density.group_coefficients:  # each effect has its own rows
             n_rows = max(SUBSET_ROWS, ROWS_PER_EFFECT * d)
-        else:  # of the many unknowns of a neural network a mode is no great help: be brief
+        else:  # of the many parameters of a neural network a mode is no great help: be brief
             n_rows = SUBSET_ROWS if d <= MAX_DENSE else SUBSET_ROWS // 5
         rng = np.random.default_rng(0)
-        self.subset = None
+        self.subset: Rows = None
         at_hand = data.n_at_hand
         if any(rows > min(n, n_rows) for rows, n in zip(data.n_rows, at_hand, strict=True)):
             self.subset = tuple(
@@ -53,45 +72,73 @@ class CountedPasses:
             )
         self.n_rows = sum(data.n_rows)
 
-    def __call__(self, x, subset):
+    def __call__(self, x: Array, rows: Rows) -> tuple[float, Array]:
         """Log-density and gradient at a point."""
-        self.passes += 1.0 if subset is None else sum(map(len, subset)) / self.n_rows
+        self.passes += 1.0 if rows is None else sum(map(len, rows)) / self.n_rows
         position = x.astype(self.dtype)
         with np.errstate(all="ignore"):
-            logp, grad = self.over.log_density(position, subset)
+            logp, grad = self.over.log_density(position, rows)
         return float(logp), np.asarray(grad, dtype=float)
 
-    def likelihood(self, x):
+    def gradient(self, rows: Rows) -> Callable[[Array], Array]:
+        """Return the gradient as a function of the point."""
+        return lambda x: self(x, rows)[1]
+
+    def likelihood(self, x: Array) -> Array:
         """Gradient of the log-likelihood alone, over the subset."""
         with np.errstate(all="ignore"):
             grad = self.over.likelihood(x.astype(self.dtype), self.subset)[1]
         return np.asarray(grad, dtype=float)
 
 
-def curvature(counted, x, factor, step):
-    """Eigenvalues and vectors of LᵀHL, L a matrix, H the Hessian of −log p, by differences."""
+def difference_step(dtype: Any) -> float:
+    """Step of differences of gradients, in posterior standard deviations."""
+    return 1e-3 if dtype == np.float64 else 3e-2
+
+
+def hessian_by_differences(
+    gradient: Callable[[Array], Array], x: Array, factor: Array, step: float
+) -> Array:
+    """LᵀHL of −log p at ``x``, by forward differences along the columns of the matrix L."""
+    here = gradient(x)
+    columns = [here - gradient(x + step * column) for column in factor.T]
+    return factor.T @ np.column_stack(columns) / step
+
+
+def hutchinson_diagonal(
+    gradient: Callable[[Array], Array], x: Array, rng: np.random.Generator, step: float
+) -> Array:
+    """Diagonal of the Hessian of −log p, by differences along random signs (Hutchinson)."""
+    here = gradient(x)
+    diagonal = np.zeros(x.size)
+    for _ in range(N_SIGNS):
+        signs = rng.choice([-1.0, 1.0], size=x.size)
+        diagonal += signs * (here - gradient(x + step * signs)) / step / N_SIGNS
+    return diagonal
+
+
+def curvature(
+    counted: CountedPasses, x: Array, factor: Array, step: float | None
+) -> tuple[Array, Array]:
+    """Eigenvalues and vectors of LᵀHL, L a matrix: at the point, or between ``step`` on both sides."""
+    gradient = counted.gradient(counted.subset)
     if step is None:
-        step = 1e-3 if counted.dtype == np.float64 else 3e-2
-        _, here = counted(x, counted.subset)
-        columns = [here - counted(x + step * u, counted.subset)[1] for u in factor.T]
+        hessian = hessian_by_differences(gradient, x, factor, difference_step(counted.dtype))
     else:
-        columns = [
-            (counted(x - step * u, counted.subset)[1] - counted(x + step * u, counted.subset)[1])
-            / 2
-            for u in factor.T
-        ]
-    hessian = factor.T @ np.column_stack(columns) / step
+        columns = [(gradient(x - step * u) - gradient(x + step * u)) / 2 for u in factor.T]
+        hessian = factor.T @ np.column_stack(columns) / step
     if not np.isfinite(hessian).all():
         return np.full(x.size, 16.0), np.eye(x.size)  # too wide: a quarter of it
-    return np.linalg.eigh((hessian + hessian.T) / 2)
+    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
+    return values, vectors
 
 
-def positive(values, widen):
+def positive(values: Array, widen: float) -> Array:
     """Curvatures for a factor: those of a saddle or a plain are made positive, within reason."""
     return np.maximum(np.abs(values), max(1e-8 * values.max(), widen**-2, 1e-300))
 
 
-def fisher_scale(counted, x):
+def fisher_scale(counted: CountedPasses, x: Array) -> Array:
     """1/√(diagonal of the Fisher information + curvature of the prior), (d,)."""
     passes = counted.over
     rng = np.random.default_rng(0)
@@ -100,19 +147,16 @@ def fisher_scale(counted, x):
     information = np.mean(
         [_information(passes, position, rng) for _ in range(rounds)], axis=0, dtype=float
     )
-    # Hutchinson's estimate of the diagonal of the prior's Hessian
-    _, here = passes.prior(position)
-    step = 1e-3
-    prior = np.zeros(x.size)
-    for _ in range(10):
-        z = rng.choice([-1.0, 1.0], size=x.size)
-        _, there = passes.prior((x + step * z).astype(counted.dtype))
-        prior += z * (here - there) / step / 10
+
+    def prior_gradient(x: Array) -> Array:
+        return passes.prior(x.astype(counted.dtype))[1]
+
+    prior = hutchinson_diagonal(prior_gradient, x, rng, step=1e-3)
     total = np.nan_to_num(information) + np.abs(np.nan_to_num(prior))
     return 1 / np.sqrt(np.maximum(total, 1e-8 * total.max() or 1.0))
 
 
-def _information(passes, position, rng):
+def _information(passes: Any, position: Array, rng: np.random.Generator) -> Array:
     """Diagonal of the empirical Fisher information: n/N of the covariance of minibatch gradients."""
     total = np.zeros(position.size)
     for k, (n_rows, n) in enumerate(zip(passes.data.n_rows, passes.data.n_at_hand, strict=True)):
@@ -122,39 +166,47 @@ def _information(passes, position, rng):
     return total
 
 
-def extreme_curvatures(passes, x, metric: Metric, only_largest=False) -> tuple:
-    """Smallest and largest eigenvalue of LᵀHL, by Lanczos on differences of gradients.
+def extreme_curvatures(
+    passes: Any, x: Array, metric: Metric, only_largest: bool = False
+) -> Curvature:
+    """Extreme eigenvalues of LᵀHL, by Lanczos on differences of gradients.
 
-    The smallest is looked for, and not None, where L knows how unknowns depend on each other. NaN
-    where the gradient isn't finite around ``x``, or doesn't change at all.
+    The smallest is looked for where L has directions in which parameters depend on each other; else
+    it is a guess. NaN where the gradient isn't finite around ``x``, or doesn't change at all.
     """
     counted = CountedPasses(passes)
+    gradient = counted.gradient(counted.subset)
     step = 1e-3
-    _, here = counted(x, counted.subset)
+    here = gradient(x)
 
-    def product(z):
-        _, there = counted(x + step * metric.to_theta(z), counted.subset)
-        return metric.pull_back(here - there) / step
+    def product(z: Array) -> Array:
+        return metric.pull_back(here - gradient(x + step * metric.to_theta(z))) / step
 
-    given = {"tol": 0.1, "return_eigenvectors": False, **first_vector(x.size)}
-    operator = operator_of(product, x.size)
-    alone = only_largest or not isinstance(metric, LowRank)
+    is_alone = only_largest or not isinstance(metric, LowRank)
     try:
-        found = eigsh(operator, k=1 if alone else 2, which="LA" if alone else "BE", **given)
+        values = eigsh(
+            operator_of(product, x.size),
+            k=1 if is_alone else 2,
+            which="LA" if is_alone else "BE",
+            tol=0.1,
+            return_eigenvectors=False,
+            **first_vector(x.size),
+        )
     except ArpackError:
-        found = np.full(2, np.nan)
-    smallest = found[0]
-    largest = found[-1]
-    if alone:
-        return None, float(np.maximum(largest, 1e-8))
-    return float(np.clip(smallest, LEAST * largest, largest)), float(largest)
+        values = np.full(2, np.nan)
+    largest = values[-1]
+    if is_alone:
+        largest = np.maximum(largest, 1e-8)
+        return Curvature(largest=float(largest), smallest=float(SLOW * largest))
+    smallest = np.clip(values[0], LEAST * largest, largest)
+    return Curvature(largest=float(largest), smallest=float(smallest))
 
 
-def operator_of(product, d):
+def operator_of(product: Callable[[Array], Array], d: int) -> Any:
     """Return a linear operator for SciPy, of a function of a vector."""
     return LinearOperator((d, d), matvec=lambda z: product(np.ravel(z)), dtype=float)
 
 
-def first_vector(d) -> dict:
+def first_vector(d: int) -> dict[str, Array]:
     """Return what makes Lanczos' method deterministic."""
     return {"v0": np.random.default_rng(0).standard_normal(d)}

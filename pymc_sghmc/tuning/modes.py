@@ -24,8 +24,8 @@ from pymc_sghmc.gradients.metric import Array, Dense, Diagonal, Metric
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.passes import Passes
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
-from pymc_sghmc.tuning.mass import lower
 from pymc_sghmc.tuning.setups import Setups
+from pymc_sghmc.tuning.variational_fit import lower
 
 __all__ = [
     "MOST_MODES",

@@ -22,10 +22,10 @@ from pymc_sghmc.gradients.metric import (
     Metric,
     preconditioner_metric,
 )
-from pymc_sghmc.tuning.centre import find_centre
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
-from pymc_sghmc.tuning.curvature import MAX_DENSE, extreme_curvatures
+from pymc_sghmc.tuning.curvature import MAX_DENSE, Curvature, extreme_curvatures
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
+from pymc_sghmc.tuning.gaussianity import check_gaussianity
 from pymc_sghmc.tuning.noise_around import (
     N_EXACT,
     N_SIGNED,
@@ -35,10 +35,10 @@ from pymc_sghmc.tuning.noise_around import (
     noise_over_rows,
     second_order_noise,
 )
+from pymc_sghmc.tuning.posterior_fit import fit_posterior
 from pymc_sghmc.tuning.setup_request import SetupRequest
-from pymc_sghmc.tuning.walls import walls
 
-__all__ = ["MOST_FAR_NOISE", "Curvature", "Limits", "Noise", "Setup", "set_up"]
+__all__ = ["MOST_FAR_NOISE", "Anchors", "Limits", "Noise", "Setup", "set_up"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
@@ -49,14 +49,6 @@ NOISY = 4  # times the median noise, above which a direction gets a scale of its
 MOST_FAR_NOISE = (
     5.0  # variance in φ at 2 sds above which second-order control variates are given up
 )
-SLOW = 0.01  # curvature of the slowest direction over the stiffest where nobody has measured it
-
-
-class Curvature(NamedTuple):
-    """Extreme eigenvalues of the curvature of −log p in φ."""
-
-    largest: float
-    smallest: float
 
 
 class Noise(NamedTuple):
@@ -130,7 +122,7 @@ def set_up(
     gradient.data.resize(None)
     is_automatic = isinstance(preconditioner, str)
     dense = (is_automatic and preconditioner == "dense") or start.size <= MAX_DENSE
-    fit = find_centre(gradient.passes, start, dense, optimise, request.metric)
+    fit = fit_posterior(gradient.passes, start, dense, optimise, request.metric)
     metric, curvature = _metric(gradient.passes, fit, preconditioner, dense)
     metric = metric.astype(gradient.density.dtype)
     measured = _measured(gradient, expansions, fit, metric, temperature)
@@ -143,8 +135,9 @@ def set_up(
         far_limit = _far_limit(gradient.passes, fit, metric)
     is_gaussian = True
     if is_automatic and gradient.density.has_long_tails and dense:
-        largest_step, is_gaussian = walls(gradient.passes, fit)
-        far_limit = min(far_limit, largest_step)
+        check = check_gaussianity(gradient.passes, fit)
+        is_gaussian = check.is_gaussian
+        far_limit = min(far_limit, check.largest_step)
     return Setup(
         request=request,
         fit=fit,
@@ -260,8 +253,7 @@ def _curvature(passes: Any, fit: GaussianFit, metric: Metric) -> Curvature:
         ratio = solve_triangular(fit.metric.factor, metric.matrix(), lower=True)
         scales = np.linalg.svd(ratio, compute_uv=False) ** 2
         return Curvature(largest=float(scales[0]), smallest=float(scales[-1]))
-    smallest, largest = extreme_curvatures(passes, fit.mean, metric)
-    return Curvature(largest=largest, smallest=SLOW * largest if smallest is None else smallest)
+    return extreme_curvatures(passes, fit.mean, metric)
 
 
 def _far_limit(passes: Any, fit: GaussianFit, metric: Metric) -> float:
@@ -272,6 +264,6 @@ def _far_limit(passes: Any, fit: GaussianFit, metric: Metric) -> float:
     """
     rng = np.random.default_rng(0)
     points = [fit.draw(rng, FAR_OUT) for _ in range(N_FAR_OUT)]
-    curvatures = [extreme_curvatures(passes, x, metric, only_largest=True)[1] for x in points]
+    curvatures = [extreme_curvatures(passes, x, metric, only_largest=True).largest for x in points]
     finite = [curvature for curvature in curvatures if math.isfinite(curvature)]
     return float(1 / np.quantile(finite, MOST_POINTS)) if finite else np.inf

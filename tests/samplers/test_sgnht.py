@@ -14,7 +14,14 @@ from thermostats import EULER_THERMOSTAT
 from pymc_sghmc.samplers import baoab, sghmc, sgnht
 from pymc_sghmc.tuning.budget import choose, critical_friction
 from pymc_sghmc.tuning.chain_tuning import ChainTuning
-from pymc_sghmc.tuning.law import Rule, at_rest, inflation, law, relaxation
+from pymc_sghmc.tuning.curvature import Curvature
+from pymc_sghmc.tuning.linear_step import (
+    Rule,
+    contraction_rate,
+    linear_step,
+    resting_thermostats,
+    variance_bias,
+)
 
 RULE = Rule(sgnht.update, sgnht.SGNHTState)
 
@@ -125,13 +132,13 @@ def test_first_state_has_momentum_of_the_temperature_and_no_thermostat():
 @pytest.mark.parametrize("noise", [0.0, 0.3, 0.9])
 def test_with_the_thermostat_at_rest_the_variance_is_exact(eta, alpha, h, noise):
     V = noise * (1 - alpha) ** 2 * (4 - eta * h) / eta  # a share of what can be compensated
-    [xi] = at_rest(RULE, eta, h, V, friction=alpha)
+    [xi] = resting_thermostats(RULE, eta, h, V, friction=alpha)
     assert xi == pytest.approx(rest(eta, alpha, V, h), rel=1e-8, abs=1e-12)
-    assert inflation(RULE, eta, h, V, friction=alpha) == pytest.approx(0, abs=1e-9)
-    found = law(RULE, eta, h, V, (xi,), friction=alpha)
+    assert variance_bias(RULE, eta, h, V, friction=alpha) == pytest.approx(0, abs=1e-9)
+    found = linear_step(RULE, eta, h, V, (xi,), friction=alpha)
     # BAOAB's relation between kinetic and configurational temperature, at friction 1 − c
     a, injected = 1 - (1 - alpha) * math.exp(-xi), alpha * (2 - alpha)
-    kinetic = found.S[1, 1] / eta
+    kinetic = found.covariance[1, 1] / eta
     assert (1 - a / 2) ** 2 * kinetic + (1 - a / 4) * injected / (2 - a) == pytest.approx(
         1, rel=1e-8
     )
@@ -139,7 +146,7 @@ def test_with_the_thermostat_at_rest_the_variance_is_exact(eta, alpha, h, noise)
 
 def test_what_little_noise_asks_of_the_thermostat_is_half_eta_v():
     for eta in (1e-3, 1e-4):
-        [xi] = at_rest(RULE, eta, 1.0, 2.0, friction=10 * eta)
+        [xi] = resting_thermostats(RULE, eta, 1.0, 2.0, friction=10 * eta)
         assert xi / (0.5 * eta * 2.0) == pytest.approx(1, abs=20 * eta)
 
 
@@ -147,18 +154,20 @@ def test_what_little_noise_asks_of_the_thermostat_is_half_eta_v():
 def test_more_noise_than_friction_can_take_up_is_infinite_bias(alpha):
     eta, h = 0.2, 1.5
     most = (1 - alpha) ** 2 * (4 - eta * h) / eta
-    assert inflation(RULE, eta, h, 0.98 * most, friction=alpha) == pytest.approx(0, abs=1e-8)
-    assert inflation(RULE, eta, h, 1.01 * most, friction=alpha) == math.inf
+    assert variance_bias(RULE, eta, h, 0.98 * most, friction=alpha) == pytest.approx(0, abs=1e-8)
+    assert variance_bias(RULE, eta, h, 1.01 * most, friction=alpha) == math.inf
 
 
 def test_one_thermostat_leaves_the_bias_of_directions_unlike_the_mean():
     # Two kinds of directions: the held law of each, and a chain of 400 unknowns of both kinds.
     eta, alpha = 0.25, 0.4
     noise = np.repeat([0.0, 2.0], 200)
-    [xi] = at_rest(RULE, eta, 1.0, 1.0, friction=alpha)
-    exact = [law(RULE, eta, 1.0, V, (xi,), friction=alpha).S[0, 0] for V in (0.0, 2.0)]
+    [xi] = resting_thermostats(RULE, eta, 1.0, 1.0, friction=alpha)
+    exact = [
+        linear_step(RULE, eta, 1.0, V, (xi,), friction=alpha).covariance[0, 0] for V in (0.0, 2.0)
+    ]
     assert np.mean(exact) == pytest.approx(1, abs=1e-9)
-    assert exact[1] - 1 == inflation(RULE, eta, 1.0, 2.0, mean_noise=1.0, friction=alpha)
+    assert exact[1] - 1 == variance_bias(RULE, eta, 1.0, 2.0, mean_noise=1.0, friction=alpha)
     found, error = simulate(
         lambda theta: -theta, noise, 400, eta, alpha, 12_000,
         lambda s: [np.mean(s.position[:200] ** 2), np.mean(s.position[200:] ** 2), s.thermostat],
@@ -179,12 +188,12 @@ def test_a_chain_of_400_unknowns_has_the_held_law(eta, alpha, V, T):
         lambda s: [np.mean(s.position**2) / T, np.mean(s.momentum**2) / T, s.thermostat],
         temperature=T,
     )  # fmt: skip
-    [xi] = at_rest(RULE, eta, 1.0, V / T, friction=alpha)
-    exact = law(RULE, eta, 1.0, V / T, (xi,), friction=alpha).S
+    [xi] = resting_thermostats(RULE, eta, 1.0, V / T, friction=alpha)
+    exact = linear_step(RULE, eta, 1.0, V / T, (xi,), friction=alpha).covariance
     expected = [exact[0, 0], exact[1, 1], xi]
     assert (error < [0.004, 0.004 * eta, 0.004]).all()
     assert (np.abs(found - expected) < 4 * error + [0, 0, 0.001]).all()
-    plain = inflation(Rule(baoab.update, sghmc.SGHMCState), eta, 1.0, V / T, friction=alpha)
+    plain = variance_bias(Rule(baoab.update, sghmc.SGHMCState), eta, 1.0, V / T, friction=alpha)
     assert plain > 20 * error[0]  # what the thermostat has taken out
 
 
@@ -295,19 +304,19 @@ FIELDS = [("position", 1), ("momentum", 1), ("thermostat", 0)]
 
 
 def test_settings_are_found_for_it():
-    quiet = choose(RULE, tuning(0.0), noise=0.0, stiffness=1.0, slowness=1.0, budget=0.05)
+    quiet = choose(RULE, tuning(0.0), noise=0.0, curvature=Curvature(1.0, 1.0), budget=0.05)
     assert quiet.learning_rate == 0.25
     assert quiet.friction == critical_friction(0.25)
     assert abs(quiet.bias) < 1e-12
-    loud = choose(RULE, tuning(10.0), noise=10.0, stiffness=1.0, slowness=1.0, budget=0.05)
+    loud = choose(RULE, tuning(10.0), noise=10.0, curvature=Curvature(1.0, 1.0), budget=0.05)
     assert loud.bias == pytest.approx(0.05, rel=1e-6)
     assert loud.friction == pytest.approx(critical_friction(loud.learning_rate), rel=1e-6)
     # ... because a quarter of the noise is taken to be missed; BAOAB misses all of it
     plain = Rule(baoab.update, sghmc.SGHMCState)
-    other = choose(plain, tuning(10.0), noise=10.0, stiffness=1.0, slowness=1.0, budget=0.05)
+    other = choose(plain, tuning(10.0), noise=10.0, curvature=Curvature(1.0, 1.0), budget=0.05)
     assert loud.learning_rate > 10 * other.learning_rate
     assert loud.rate == pytest.approx(
-        relaxation(RULE, loud.learning_rate, 1.0, 7.5, friction=loud.friction), rel=1e-9
+        contraction_rate(RULE, loud.learning_rate, 1.0, 7.5, friction=loud.friction), rel=1e-9
     )
 
 
@@ -346,7 +355,7 @@ def test_figures_of_the_page(setting, none, ding, badodab, here):
         (Rule(leimkuhler_and_shangs, sgnht.SGNHTState), badodab),
         (RULE, here),
     ]
-    found = [100 * inflation(rule, eta, 1.0, V, friction=alpha) for rule, _ in rules]
+    found = [100 * variance_bias(rule, eta, 1.0, V, friction=alpha) for rule, _ in rules]
     print(setting, np.round(found, 1))
     for bias, (_, expected) in zip(found, rules, strict=True):
         assert bias == pytest.approx(expected, abs=0.05)

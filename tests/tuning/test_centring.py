@@ -14,10 +14,10 @@ from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.step.gradients import plain_gradient
-from pymc_sghmc.tuning import budget, centre, noise_around, setup
+from pymc_sghmc.tuning import budget, noise_around, posterior_fit, setup
 from pymc_sghmc.tuning.curvature import CountedPasses, extreme_curvatures
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
-from pymc_sghmc.tuning.low_rank import low_rank_mass
+from pymc_sghmc.tuning.low_rank_fit import low_rank_fit
 
 SIGMA = 1.0
 SIZES = np.repeat([2, 10, 50], 20)  # rows of each group
@@ -118,7 +118,7 @@ CASES = [
 
 @pytest.mark.parametrize(("few", "kind"), CASES, ids=["matrix", "low rank", "first order"])
 def test_untouched_sampler_is_right_on_groups_whose_form_is_wrong_for_them(few, kind, monkeypatch):
-    for module in (centre, centring_weights, setup, noise_around):
+    for module in (posterior_fit, centring_weights, setup, noise_around):
         monkeypatch.setattr(module, "MAX_DENSE", few)
     monkeypatch.setattr(budget, "MANY", few)
     with groups("non-centred") as model:
@@ -166,7 +166,7 @@ def test_few_directions_tell_how_shared_unknowns_and_effects_depend_on_each_othe
         pm.Potential("energy", -0.5 * (x - mean) @ H @ (x - mean))
     gradient, start = gradient_with_effects(model, None)
     passes = CountedPasses(gradient.passes)
-    fit = low_rank_mass(passes, start, [slice(2, len(H))])
+    fit = low_rank_fit(passes, start, [slice(2, len(H))])
     assert fit.is_mode
     L = fit.metric.matrix()
     values = np.linalg.eigvalsh(L.T @ H @ L)
@@ -175,6 +175,6 @@ def test_few_directions_tell_how_shared_unknowns_and_effects_depend_on_each_othe
     alone = np.sqrt(np.diag(H))
     assert np.linalg.eigvalsh(H / np.outer(alone, alone)).min() < 0.5
     assert np.linalg.norm(np.linalg.solve(L, fit.mean - mean), np.inf) < 0.1
-    slowest, stiffest = extreme_curvatures(gradient.passes, fit.mean, fit.metric)
-    assert slowest == pytest.approx(values.min(), rel=0.1)
-    assert stiffest == pytest.approx(values.max(), rel=0.1)
+    found = extreme_curvatures(gradient.passes, fit.mean, fit.metric)
+    assert found.smallest == pytest.approx(values.min(), rel=0.1)
+    assert found.largest == pytest.approx(values.max(), rel=0.1)

@@ -25,7 +25,7 @@ from pymc_sghmc.schedules import Phase
 from pymc_sghmc.tuning import setups
 from pymc_sghmc.tuning.budget import critical_friction, score
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE, ByHand, ChainTuning
-from pymc_sghmc.tuning.law import Rule
+from pymc_sghmc.tuning.linear_step import Rule
 from pymc_sghmc.tuning.noise_estimates import GivenNoise, TunedNoise
 from pymc_sghmc.tuning.settings import Settings
 from pymc_sghmc.tuning.setup import set_up

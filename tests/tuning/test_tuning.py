@@ -32,7 +32,8 @@ from pymc_sghmc.tuning.chain_tuning import (
     ChainTuning,
     TemperatureSums,
 )
-from pymc_sghmc.tuning.law import Rule
+from pymc_sghmc.tuning.curvature import Curvature
+from pymc_sghmc.tuning.linear_step import Rule
 from pymc_sghmc.tuning.options import options
 from pymc_sghmc.tuning.setup import MOST_FAR_NOISE, Limits, Noise
 
@@ -310,7 +311,9 @@ def test_the_choice_is_that_of_the_formulas(integrator):
             "least_friction": least,
         }
         tuning = tuning_of(noise=np.array([noise, noise / 3]), limit=MAX_LEARNING_RATE / 2)
-        chosen = choose(RULES[name], tuning, **settings)
+        of_budget = {k: v for k, v in settings.items() if k not in ("stiffness", "slowness")}
+        curvature = Curvature(largest=stiffness, smallest=slowness)
+        chosen = choose(RULES[name], tuning, curvature=curvature, **of_budget)
         found = chosen.learning_rate, chosen.friction, chosen.bias, chosen.rate
         expected = closed_forms.choose(name, tuning.limit, **settings)
         for a, b in zip(found, expected, strict=True):
@@ -327,11 +330,11 @@ def test_a_choice_asks_for_each_law_once(monkeypatch):
 
     def counted(rule, eta, *args, **settings):
         asked.append((eta, settings["friction"]))
-        return inflation_of_law(rule, eta, *args, **settings)
+        return variance_bias(rule, eta, *args, **settings)
 
-    inflation_of_law = budget_module.law.inflation
-    monkeypatch.setattr(budget_module.law, "inflation", counted)
-    settings = {"stiffness": 1.0, "slowness": 0.1, "budget": 0.05}
+    variance_bias = budget_module.linear_step.variance_bias
+    monkeypatch.setattr(budget_module.linear_step, "variance_bias", counted)
+    settings = {"curvature": Curvature(largest=1.0, smallest=0.1), "budget": 0.05}
     choose(RULES["baoab"], tuning_of(noise=np.array([0.01])), noise=0.01, **settings)
     assert len(asked) == 1
     asked.clear()
@@ -346,8 +349,7 @@ def test_noise_that_overflowed_leaves_finite_settings(name):
         RULES[name],
         tuning_of(noise=np.array([noise])),
         noise=noise,
-        stiffness=1.0,
-        slowness=1.0,
+        curvature=Curvature(largest=1.0, smallest=1.0),
         budget=0.05,
     )
     assert 0 < chosen.learning_rate < 1e-12
@@ -356,7 +358,9 @@ def test_noise_that_overflowed_leaves_finite_settings(name):
 
 
 def test_a_rule_without_friction_gets_none():
-    chosen = choose(RULES["sgld"], tuning_of(), noise=0.0, stiffness=1.0, slowness=1.0, budget=0.05)
+    chosen = choose(
+        RULES["sgld"], tuning_of(), noise=0.0, curvature=Curvature(1.0, 1.0), budget=0.05
+    )
     assert chosen.friction is None
     assert chosen.learning_rate == pytest.approx(0.1 / 1.05, rel=1e-9)  # 2b/(1 + b)
 

@@ -13,10 +13,11 @@ from scipy.special import logsumexp
 from targets import gradient_of
 
 from pymc_sghmc import SGHMC
-from pymc_sghmc.tuning import centre, curvature, mass
-from pymc_sghmc.tuning.centre import find_centre
+from pymc_sghmc.tuning import curvature, posterior_fit
+from pymc_sghmc.tuning import variational_fit as module
 from pymc_sghmc.tuning.curvature import CountedPasses
-from pymc_sghmc.tuning.mass import FLAT, NEAR, centre_of_mass
+from pymc_sghmc.tuning.posterior_fit import fit_posterior
+from pymc_sghmc.tuning.variational_fit import FLAT, NEAR, variational_fit
 
 GROUPS, ROWS, SIGMA = 40, 5, 1.0  # of the hierarchical model
 rng = np.random.default_rng(4)
@@ -65,7 +66,7 @@ def test_gaussian_is_found_exactly():
     A = np.random.default_rng(1).standard_normal((5, 5))
     scales = np.geomspace(1e-2, 1e2, 5)
     H, mean = (A @ A.T + np.eye(5)) / np.outer(scales, scales), 3 * scales
-    found = centre_of_mass(
+    found = variational_fit(
         counted_of(potential(lambda x: 0.5 * (x - mean) @ H @ (x - mean), 5)), np.zeros(5)
     )
     L = found.metric.factor
@@ -84,7 +85,7 @@ def test_ridge_is_found_though_single_unknowns_see_little_of_it():
     covariance, centre = np.linalg.inv(precision), rng.standard_normal(d)
     assert covariance[0, 0] * precision[0, 0] > 1 / FLAT / 3
     counted = counted_of(potential(lambda x: 0.5 * (x - centre) @ precision @ (x - centre), d))
-    found = centre_of_mass(counted, np.zeros(d))
+    found = variational_fit(counted, np.zeros(d))
     assert found.is_mode
     np.testing.assert_allclose(
         found.metric.factor @ found.metric.factor.T, covariance, rtol=1e-4, atol=1e-6
@@ -96,8 +97,8 @@ def test_skewed_density_has_the_mean_curvature_and_no_mean_gradient():
     # mean over draws ±z for E; as their number grows, log a − 1/(2a).
     a = np.array([1.0, 40.0])
     model = potential(lambda x: pm.math.exp(x).sum() - (a * x).sum(), 2)
-    found = centre_of_mass(counted_of(model), np.zeros(2))
-    sd, z = a**-0.5, np.random.default_rng(0).standard_normal((mass.N_PAIRS, 2))
+    found = variational_fit(counted_of(model), np.zeros(2))
+    sd, z = a**-0.5, np.random.default_rng(0).standard_normal((module.N_PAIRS, 2))
     mean = np.log(a) - np.log(np.cosh(sd * z).mean(axis=0))
     assert found.is_mode
     assert (np.abs(found.mean - mean) < NEAR * sd).all()
@@ -115,20 +116,20 @@ def test_skewed_density_has_the_mean_curvature_and_no_mean_gradient():
     ids=["flat", "improper", "funnel"],
 )
 def test_what_is_no_gaussian_is_not_taken_for_one(energy):
-    found = centre_of_mass(counted_of(potential(energy, 10)), np.full(10, 0.1))
+    found = variational_fit(counted_of(potential(energy, 10)), np.full(10, 0.1))
     assert found is None or not found.is_mode
 
 
 def test_nothing_finite_is_nothing_to_go_by():
     model = potential(lambda x: pt.log(x - 100).sum() + x.sum(), 2)
-    assert centre_of_mass(counted_of(model), np.zeros(2)) is None
+    assert variational_fit(counted_of(model), np.zeros(2)) is None
 
 
 @pytest.mark.parametrize("form", ["centred", "non-centred"])
 def test_groups_have_their_centre_in_the_bulk(form):
     counted = counted_of(hierarchy(form))
     start = np.zeros(GROUPS + 2)
-    found = centre_of_mass(counted, start)
+    found = variational_fit(counted, start)
     mean, sd = exact_log_tau()
     assert found.is_mode
     assert abs(found.mean[1] - mean) < 0.5 * sd  # the nearest Gaussian's mean isn't quite it
@@ -142,24 +143,24 @@ def test_mean_of_a_subset_is_brought_to_that_of_all_rows(monkeypatch):
         mu = pm.Normal("mu", 0, 10, shape=2)
         pm.Normal("y", mu, np.array([0.5, 3.0]), observed=y)
     counted = counted_of(model, 100)
-    found = centre_of_mass(counted, np.zeros(2))
+    found = variational_fit(counted, np.zeros(2))
     sd = np.array([0.5, 3.0]) / math.sqrt(4000)
     assert (np.abs(found.mean - y.mean(axis=0)) < NEAR * sd).all()
-    parts = mass._shares(counted, 8, 2)
+    parts = module._shares(counted, 8, 2)
     rows = np.concatenate([share[0] for share in parts])
     assert len({len(share[0]) for share in parts}) <= 2
     np.testing.assert_array_equal(np.sort(rows), counted.subset[0])
-    assert mass._shares(counted, 8, 100) == [counted.subset] * 8  # too few for each unknown
+    assert module._shares(counted, 8, 100) == [counted.subset] * 8  # too few for each unknown
 
 
 def test_a_search_without_a_mode_ends_at_the_centre_of_mass(monkeypatch):
     passes = gradient_of(hierarchy("centred"), None).passes
-    found = find_centre(passes, np.zeros(GROUPS + 2))
+    found = fit_posterior(passes, np.zeros(GROUPS + 2))
     mean, sd = exact_log_tau()
     assert found.is_mode and abs(found.mean[1] - mean) < 0.5 * sd
     # without it there is none
-    monkeypatch.setattr(centre, "centre_of_mass", lambda counted, start: None)
-    assert not find_centre(passes, np.zeros(GROUPS + 2)).is_mode
+    monkeypatch.setattr(posterior_fit, "variational_fit", lambda counted, start: None)
+    assert not fit_posterior(passes, np.zeros(GROUPS + 2)).is_mode
 
 
 @pytest.mark.slow  # in other coordinates it is held to the same in test_centring

@@ -1,4 +1,4 @@
-"""Where the posterior lies and how wide it is: its mode and the curvature there.
+"""A Gaussian fit to the posterior: its mode and the curvature there, or a variational fit.
 
 The optimiser works on a subset of the rows first and sees all of them in a few passes at the end.
 Knows passes over the data and SciPy, no samplers.
@@ -22,20 +22,20 @@ from pymc_sghmc.tuning.curvature import (
     positive,
 )
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
-from pymc_sghmc.tuning.low_rank import low_rank_mass
-from pymc_sghmc.tuning.mass import centre_of_mass, lower
+from pymc_sghmc.tuning.low_rank_fit import low_rank_fit
+from pymc_sghmc.tuning.variational_fit import lower, variational_fit
 
-__all__ = ["find_centre"]
+__all__ = ["fit_posterior"]
 
-PATIENCE = 1  # rounds after which the mode is no good centre, and a centre of mass is looked for
+PATIENCE = 1  # rounds after which the mode is no good mean, and a variational fit is made
 ROUNDS = 8  # of curvature and optimiser; two suffice where the posterior is near a Gaussian
 WIDEN = 100  # the most by which a new look at the curvature may widen a scale
 STEEP = 1.0  # slope of log p over one posterior sd that no mode has
 WALL = 5.0  # times the fall that its slope promised: what energy counts for where it is infinite
-NEAR = 0.1  # distance of a good centre from the mode, in posterior standard deviations
+NEAR = 0.1  # distance of a good mean from the mode, in posterior standard deviations
 
 
-def find_centre(
+def fit_posterior(
     passes: Any,
     start: Array,
     dense: bool | None = None,
@@ -62,7 +62,7 @@ def find_centre(
     widen = np.inf if metric is None else WIDEN
     variational = None
     if optimise and passes.density.group_coefficients:  # the mode isn't where effects' mass is
-        variational = centre_of_mass(counted, x) if dense else _low_rank_mass(counted, x)
+        variational = variational_fit(counted, x) if dense else _low_rank_fit(counted, x)
         if variational is not None and (not dense or variational.is_mode):
             return variational
     if optimise:
@@ -104,7 +104,7 @@ class _DenseSearch:
             if is_mode:
                 break
             if self.optimise and i == PATIENCE and self.variational is None:
-                self.variational = centre_of_mass(counted, np.array(self.start, dtype=float))
+                self.variational = variational_fit(counted, np.array(self.start, dtype=float))
                 if self.variational is not None and self.variational.is_mode:
                     return self.variational
         if self.optimise and counted.subset is not None:
@@ -116,7 +116,7 @@ class _DenseSearch:
             slope = np.abs(factor.T @ counted(x, counted.subset)[1]).max()
         is_mode = not self.optimise or (is_mode and slope < STEEP and _fits(counted, x, factor))
         if self.variational is not None and not is_mode:
-            # that is in the bulk, and not on the way to nowhere
+            # its mean is in the bulk, and not on the way to nowhere
             return replace(self.variational, is_mode=False, passes=counted.passes)
         return GaussianFit(
             mean=x, metric=Dense(factor), is_mode=bool(is_mode), passes=counted.passes
@@ -153,13 +153,13 @@ def _climb_from_start(
     return climb.end, climb.scales
 
 
-def _low_rank_mass(counted: CountedPasses, start: Array) -> GaussianFit | None:
+def _low_rank_fit(counted: CountedPasses, start: Array) -> GaussianFit | None:
     """Fit a Gaussian to thousands of effects, from where the fit of λ ended if there was one."""
     density = counted.over.density
     for rewrite in density.rewrites:
         if rewrite.fitted is not None:
             start = density.from_model(rewrite.fitted).astype(float)
-    return low_rank_mass(counted, start, list(density.group_coefficients.values()))
+    return low_rank_fit(counted, start, list(density.group_coefficients.values()))
 
 
 class _Climb(NamedTuple):

@@ -1,4 +1,4 @@
-"""A centre of mass: the Gaussian nearest to a posterior whose mode isn't where its mass is.
+"""Gaussian variational fit: the Gaussian nearest to a posterior whose mode isn't in its bulk.
 
 The joint mode of a hierarchical model sits in the neck of a funnel, or at a scale of zero. The mean
 of the Gaussian that variational inference fits lies in the bulk. Knows passes over the data and
@@ -7,25 +7,35 @@ SciPy, no samplers.
 
 import math
 
+from typing import NamedTuple
+
 import numpy as np
 
 from scipy.optimize import minimize
 
-from pymc_sghmc.gradients.metric import Dense
+from pymc_sghmc.gradients.metric import Array, Dense, Metric
+from pymc_sghmc.tuning.curvature import (
+    CountedPasses,
+    Rows,
+    difference_step,
+    hessian_by_differences,
+    hutchinson_diagonal,
+)
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 
 __all__ = [
     "FLAT",
     "NEAR",
-    "centre_of_mass",
+    "MeanField",
     "draws_and_shares",
     "lower",
     "mean_field",
     "nearer",
+    "variational_fit",
 ]
 
 N_PAIRS = 4  # of draws ±z; pairs make the mean exact where the posterior is symmetric
-ROWS_PER_UNKNOWN = 4  # in a share of the rows; with fewer each draw sees all of them
+ROWS_PER_PARAMETER = 4  # in a share of the rows; with fewer each draw sees all of them
 ROUNDS = 8  # of Newton's
 NEAR = 0.1  # sds in every direction by which the last of them may move
 FAR = 2.0  # sds by which one may
@@ -34,26 +44,32 @@ WIDEST = 12.0  # logarithm of a scale over its first guess: nothing is known of 
 ROUGH = 0.8  # r.m.s. of the force that a Gaussian doesn't have, in sds, above which it is none
 
 
-def centre_of_mass(counted, start) -> GaussianFit | None:
+class MeanField(NamedTuple):
+    """A Gaussian with independent parameters."""
+
+    mean: Array
+    sds: Array
+
+
+def variational_fit(counted: CountedPasses, start: Array) -> GaussianFit | None:
     """Fit a Gaussian to the posterior, from ``start``; None where there is nothing to go by.
 
-    First its mean and the scale of each unknown, with the same few draws throughout so that L-BFGS
+    First its mean and the scale of each parameter, with the same few draws throughout so that L-BFGS
     has a function to minimise (Giordano, Ingram & Broderick 2024), each draw on a share of the rows
     of its own. Then Newton's method for the mean gradient over the Gaussian to be zero, with the
     mean curvature over it, which are what the best Gaussian has.
 
     Parameters
     ----------
-    counted : callable
-        Log-density and gradient at a point over a subset of the rows, which it counts.
+    counted : CountedPasses
     start : array of shape (d,)
     """
     z, shares = draws_and_shares(counted, start.size)
-    found = _mean_field(counted, shares, start, z)
-    if found is None:
+    independent = _mean_field(counted, shares, start, z)
+    if independent is None:
         return None
-    m, s = found
-    factor = np.diag(s)
+    m = independent.mean
+    factor = np.diag(independent.sds)
     moved = np.inf
     for _ in range(ROUNDS):
         factor, is_wide = _rescaled(counted, shares, m, factor, z)
@@ -69,42 +85,43 @@ def centre_of_mass(counted, start) -> GaussianFit | None:
     return GaussianFit(mean=m, metric=Dense(factor), is_mode=is_near, passes=counted.passes)
 
 
-def mean_field(counted, start) -> tuple | None:
-    """Mean and scales alone of the best Gaussian with independent unknowns, from ``start``, or None."""
+def mean_field(counted: CountedPasses, start: Array) -> MeanField | None:
+    """Fit the best Gaussian with independent parameters, from ``start``; None where there is none."""
     z, shares = draws_and_shares(counted, start.size)
     return _mean_field(counted, shares, start, z)
 
 
-def lower(factor):
+def lower(factor: Array) -> Array:
     """Lower triangular L with LLᵀ the same, by QR, which bears any condition number."""
     upper = np.linalg.qr(factor.T, mode="r")
     return upper.T * np.where(np.diag(upper) < 0, -1.0, 1.0)
 
 
-def draws_and_shares(counted, d):
+def draws_and_shares(counted: CountedPasses, d: int) -> tuple[Array, list[Rows]]:
     """Draws in pairs ±z, and the rows that each sees."""
     half = np.random.default_rng(0).standard_normal((N_PAIRS, d))
     return np.concatenate([half, -half]), _shares(counted, 2 * N_PAIRS, d)
 
 
-def _shares(counted, n_draws, d) -> list:
-    """Rows for each draw: a part of them of its own where there are many for each unknown."""
+def _shares(counted: CountedPasses, n_draws: int, d: int) -> list[Rows]:
+    """Rows for each draw: a part of them of its own where there are many for each parameter."""
     subset = counted.subset
     if subset is None:
         subset = tuple(np.arange(n) for n in counted.over.data.n_at_hand)
-    if not subset or min(map(len, subset)) < n_draws * ROWS_PER_UNKNOWN * d:
+    if not subset or min(map(len, subset)) < n_draws * ROWS_PER_PARAMETER * d:
         return [counted.subset] * n_draws
     rng = np.random.default_rng(1)
     parts = [np.array_split(rng.permutation(rows), n_draws) for rows in subset]
     return [tuple(map(np.sort, share)) for share in zip(*parts, strict=True)]
 
 
-def _mean_field(counted, shares, start, z):
-    """Mean and scales of the best Gaussian with independent unknowns, or None."""
+def _mean_field(
+    counted: CountedPasses, shares: list[Rows], start: Array, z: Array
+) -> MeanField | None:
     scale = _first_scales(counted, start)
     d = start.size
 
-    def energy(p):
+    def energy(p: Array) -> tuple[float, Array]:
         mu = p[:d]
         rho = p[d:]
         s = np.exp(rho)
@@ -127,7 +144,7 @@ def _mean_field(counted, shares, start, z):
             break
     else:
         return None
-    found = minimize(
+    optimum = minimize(
         energy,
         p,
         jac=True,
@@ -136,37 +153,30 @@ def _mean_field(counted, shares, start, z):
         options={"maxiter": 400, "maxcor": 20, "gtol": 0.0, "ftol": 1e-2 / max(1.0, abs(first))},
     )
     # a flat direction, or one in which it shrinks to a point
-    if np.abs(found.x[d:]).max() == WIDEST:
+    if np.abs(optimum.x[d:]).max() == WIDEST:
         return None
-    return start + scale * found.x[:d], scale * np.exp(found.x[d:])
+    return MeanField(mean=start + scale * optimum.x[:d], sds=scale * np.exp(optimum.x[d:]))
 
 
-def _first_scales(counted, start):
-    """1/√|curvature| of each unknown at the start, (d,), by random signs (Hutchinson)."""
-    rng = np.random.default_rng(2)
-    step = 1e-4
-    total = np.zeros(start.size)
-    _, here = counted(start, counted.subset)
-    for _ in range(10):
-        signs = rng.choice([-1.0, 1.0], size=start.size)
-        total += signs * (here - counted(start + step * signs, counted.subset)[1]) / step / 10
-    total = np.abs(np.nan_to_num(total))
-    return 1 / np.sqrt(np.maximum(total, 1.0))
+def _first_scales(counted: CountedPasses, start: Array) -> Array:
+    """1/√|curvature| of each parameter at the start, (d,)."""
+    gradient = counted.gradient(counted.subset)
+    diagonal = hutchinson_diagonal(gradient, start, np.random.default_rng(2), step=1e-4)
+    return 1 / np.sqrt(np.maximum(np.abs(np.nan_to_num(diagonal)), 1.0))
 
 
-def _rescaled(counted, shares, m, factor, z):
+def _rescaled(
+    counted: CountedPasses, shares: list[Rows], m: Array, factor: Array, z: Array
+) -> tuple[Array, bool]:
     """Return L with LᵀH̄L = 1, H̄ the mean of the Hessian of −log p over the draws, by differences.
 
     And whether no direction may be wider still.
     """
-    step = 1e-3 if counted.dtype == np.float64 else 3e-2
-    d = m.size
-    hessian = np.zeros((d, d))
+    step = difference_step(counted.dtype)
+    hessian = np.zeros((m.size, m.size))
     for draw, share in zip(z, shares, strict=True):
-        x = m + factor @ draw
-        _, here = counted(x, share)
-        columns = [here - counted(x + step * u, share)[1] for u in factor.T]
-        hessian += factor.T @ np.column_stack(columns) / step / len(z)
+        gradient = counted.gradient(share)
+        hessian += hessian_by_differences(gradient, m + factor @ draw, factor, step) / len(z)
     if not np.isfinite(hessian).all():
         return factor, True
     values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
@@ -176,9 +186,11 @@ def _rescaled(counted, shares, m, factor, z):
     return lower(factor @ (vectors / np.sqrt(values))), is_wide  # the same root in each round
 
 
-def nearer(counted, subset, m, metric, z):
+def nearer(
+    counted: CountedPasses, rows: Rows, m: Array, metric: Metric, z: Array
+) -> tuple[Array, float]:
     """Newton's step to a mean gradient of zero, and how long it would have been, in sds."""
-    gradient = np.mean([counted(m + metric.to_theta(draw), subset)[1] for draw in z], axis=0)
+    gradient = np.mean([counted(m + metric.to_theta(draw), rows)[1] for draw in z], axis=0)
     step = metric.pull_back(gradient)
     moved = np.abs(step).max()
     if not math.isfinite(moved):
@@ -186,7 +198,7 @@ def nearer(counted, subset, m, metric, z):
     return m + metric.to_theta(step * min(1.0, FAR / max(moved, FAR))), moved
 
 
-def _roughness(counted, m, factor, z) -> float:
+def _roughness(counted: CountedPasses, m: Array, factor: Array, z: Array) -> float:
     """How much the force at the draws differs from a Gaussian's, −z, in the worst direction."""
     forces = [factor.T @ counted(m + factor @ x, counted.subset)[1] for x in z]
     return float(np.sqrt(np.mean(np.square(np.add(forces, z)), axis=0).max()))

@@ -1,49 +1,54 @@
-"""A centre of mass for unknowns by the thousand: scales of each, and the few directions that differ most.
+"""Gaussian variational fit of thousands of parameters: a scale for each, and a few directions.
 
-The posterior of many effects, each known by its own rows, and few unknowns that all rows share
-differs from independent unknowns in about two directions for each of the latter. Knows passes over
-the data and SciPy, no samplers.
+The posterior of many effects, each informed by its own rows, and few parameters that all rows share
+differs from independent parameters in about two directions for each of the shared ones. Knows
+passes over the data and SciPy, no samplers.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 
 from scipy.sparse.linalg import eigsh
 
-from pymc_sghmc.gradients.metric import Diagonal, LowRank, Metric
-from pymc_sghmc.tuning.curvature import first_vector, operator_of
+from pymc_sghmc.gradients.metric import Array, Diagonal, LowRank, Metric
+from pymc_sghmc.tuning.curvature import CountedPasses, Rows, first_vector, operator_of
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
-from pymc_sghmc.tuning.mass import FLAT, NEAR, draws_and_shares, mean_field, nearer
+from pymc_sghmc.tuning.variational_fit import FLAT, NEAR, draws_and_shares, mean_field, nearer
 
-__all__ = ["low_rank_mass"]
+__all__ = ["low_rank_fit"]
 
 N_DIRECTIONS = 12  # of the least and of the largest curvature
 ROUNDS = 3
 ASTRAY = 1.0  # sds that the last step may be long where the search has ended
 STEP = 1e-3  # of differences of gradients, in standard deviations
-FEW = 64  # entries of an unknown whose curvatures are taken one by one
+FEW = 64  # entries of a parameter whose curvatures are taken one by one
 
 
-def low_rank_mass(counted, start, blocks) -> GaussianFit | None:
-    """Mean and factor of a Gaussian near the posterior, from ``start``; None where there is none.
+def low_rank_fit(counted: CountedPasses, start: Array, blocks: list[slice]) -> GaussianFit | None:
+    """Fit a Gaussian to the posterior, from ``start``; None where there is none.
 
     Parameters
     ----------
     counted : CountedPasses
     start : array of shape (d,)
     blocks : list of slice
-        Of unknowns whose entries hardly depend on each other, such as a group's effects.
+        Of parameters whose entries hardly depend on each other, such as a group's effects.
     """
-    fit = mean_field(counted, start)
-    if fit is None:
+    independent = mean_field(counted, start)
+    if independent is None:
         return None
-    m, scales = fit
-    metric: Metric = Diagonal(scales)
+    m = independent.mean
+    metric: Metric = Diagonal(independent.sds)
     z, shares = draws_and_shares(counted, start.size)
     for _ in range(ROUNDS):
         rescaled = _rescaled(counted, shares, m, metric, z, blocks)
         if rescaled is None:
             return GaussianFit(
-                mean=fit[0], metric=Diagonal(fit[1]), is_mode=False, passes=counted.passes
+                mean=independent.mean,
+                metric=Diagonal(independent.sds),
+                is_mode=False,
+                passes=counted.passes,
             )
         metric = rescaled
         m, moved = nearer(counted, counted.subset, m, metric, z)
@@ -54,18 +59,25 @@ def low_rank_mass(counted, start, blocks) -> GaussianFit | None:
     return GaussianFit(mean=m, metric=metric, is_mode=bool(moved < ASTRAY), passes=counted.passes)
 
 
-def _rescaled(counted, shares, m, metric, z, blocks) -> LowRank | None:
+def _rescaled(
+    counted: CountedPasses,
+    shares: list[Rows],
+    m: Array,
+    metric: Metric,
+    z: Array,
+    blocks: list[slice],
+) -> LowRank | None:
     """L with LᵀH̄L near 1, H̄ the mean of the Hessian of −log p over the draws, by differences."""
     d = m.size
     points = [m + metric.to_theta(draw) for draw in z]
 
-    def slopes(shift):
+    def slopes(shift: Array | float) -> list[Array]:
         pairs = zip(points, shares, strict=True)
         return [counted(point + shift, share)[1] for point, share in pairs]
 
     here = slopes(0.0)
 
-    def product(shift):
+    def product(shift: Array) -> Array:
         return np.mean(np.subtract(here, slopes(STEP * shift)), axis=0) / STEP
 
     old = metric.diagonal().scales
@@ -78,19 +90,19 @@ def _rescaled(counted, shares, m, metric, z, blocks) -> LowRank | None:
     return LowRank.of(scales, vectors.T, np.maximum(np.abs(values), FLAT**2) ** -0.5 - 1)
 
 
-def _diagonal(product, scales, blocks):
+def _diagonal(product: Callable[[Array], Array], scales: Array, blocks: list[slice]) -> Array:
     """Diagonal of the Hessian in units of ``scales``, near 1 as a rule."""
     diagonal = np.ones_like(scales)
     rng = np.random.default_rng(0)
-    left = np.ones(scales.size, dtype=bool)
+    is_single = np.ones(scales.size, dtype=bool)
     for block in blocks:
-        left[block] = False
+        is_single[block] = False
         shift = np.zeros_like(scales)
-        # signs let what entries mean to each other cancel, if they do (Hutchinson)
+        # with random signs the dependence between entries cancels, if there is any (Hutchinson)
         signs = rng.choice([-1.0, 1.0], size=block.stop - block.start)
         shift[block] = scales[block] * signs
         diagonal[block] = signs * (scales * product(shift))[block]
-    few = np.flatnonzero(left)
+    few = np.flatnonzero(is_single)
     if few.size <= FEW:
         for i in few:
             shift = np.zeros_like(scales)
