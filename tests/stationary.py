@@ -74,8 +74,8 @@ class NoisyLinear:
             is_noisy=[True], noisy_batch_sizes=[1], rows=None, files=(), reload=lambda: None
         )
         self.density = SimpleNamespace(
-            centring=None,
-            marginal=None,
+            rewrites=(),
+            changes_coordinates=False,
             from_model=lambda x: x,
             to_model=lambda x: x,
             d=len(H),

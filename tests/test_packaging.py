@@ -157,7 +157,9 @@ def workflows():
 @pytest.mark.parametrize("path", workflows(), ids=lambda path: path.stem)
 def test_workflows_run_parts_that_exist(path):
     parts = set(re.findall(r"^#   \.ci/run ([\w-]+)", text(".ci/run"), re.MULTILINE))
-    assert parts == {"lint", "docs-quick", "docs", "package", "example", "tests", "upstream"}
+    assert parts == {
+        "lint", "docs-quick", "docs", "package", "example", "tests", "process", "slow", "upstream"
+    }  # fmt: skip
     workflow = yaml.safe_load(path.read_text("utf-8"))
     assert workflow["permissions"] == {"contents": "read"}
     for job in workflow["jobs"].values():

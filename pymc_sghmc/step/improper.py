@@ -56,11 +56,13 @@ def warn_of_improper_posterior(
     if not np.isfinite(hessian).all():
         return
     _, vectors = np.linalg.eigh(-(hessian + hessian.T) / 2)
-    directions = [vectors[:, 0] * scale, start]  # the flattest, and that in which the climb went
+    directions = [vectors[:, 0] * scale]  # the flattest, and that in which the climb went, if any
+    if (distance := np.linalg.norm(start / scale)) > 0:
+        directions.append(start / distance)
     level = logp(start) - DROP
     for direction in directions:
         for way in (FAR * direction, -FAR * direction):
-            if np.any(way) and logp(start + way) > level:
+            if logp(start + way) > level:
                 _warn(sampler, [rv.name for rv in flat])
                 return
 

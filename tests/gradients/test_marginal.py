@@ -711,7 +711,7 @@ def by_offset(u, tau):
 
 TOLD = {
     beyond: "'y' picks entries by number.*out of bounds",
-    by_potential: "marginalize: no likelihood of this model has rows.*a pm.Potential",
+    by_potential: "marginalize: no likelihood.*a pm.Potential",
     by_offset: "'v' is no unknown of the model, but computed from 'u'. Name",
 }
 
@@ -875,7 +875,7 @@ def test_minibatches_where_no_gaussian_is_near_are_warned_of(caplog):
             step = SGHMC(marginalize=["u"], **options)
             assert not step.tuner.setup.is_gaussian
         assert (batch_size is None) is (
-            f"Leave batch_size out: each step takes all {N} rows" not in caplog.text
+            f"Leave batch_size out: each step then takes all {N} rows" not in caplog.text
         )
         caplog.clear()
 

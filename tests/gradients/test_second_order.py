@@ -361,7 +361,7 @@ def test_other_refusals():
     with pm.Model() as model:
         logistic()
         pm.Normal("other", model["b"][0] * X[:, 0], pm.HalfNormal("s"), observed=REAL)
-        with pytest.raises(ValueError, match="unknowns of other steps"):
+        with pytest.raises(ValueError, match="parameters of other steps"):
             SGHMC([model["b"]], batch_size=4, gradient="second_order", compile_kwargs=FAST)
     with pm.Model():
         w = pm.Normal("w", 0, 1, shape=(3, 5))

@@ -123,6 +123,10 @@ def flat_in_large_units():
     pm.Bernoulli("y", logit_p=pm.Flat("a") + pm.Flat("b") * X / 100, observed=X + NOISE > 0)
 
 
+def flat_with_a_mode_next_to_zero():
+    pm.Normal("y", pm.Flat("a"), 1, observed=NOISE - NOISE.mean())
+
+
 def scale_without_prior():
     pm.Normal("y", pm.Flat("a"), pm.HalfFlat("sd"), observed=NOISE)
 
@@ -134,6 +138,7 @@ def scale_without_prior():
         (collinear, True),
         (flat_and_proper, False),
         (flat_in_large_units, False),
+        (flat_with_a_mode_next_to_zero, False),
         (scale_without_prior, False),
     ],
 )

@@ -161,7 +161,7 @@ BY_HAND = {
 def test_jumps_are_warned_of(build, batch_size):
     with pm.Model():
         build()
-        with pytest.warns(UserWarning, match=r"jumps .* with jumping.*\. Gradients .* pm\.Slice"):
+        with pytest.warns(UserWarning, match=r"jumps .* with jumping.* pm\.Slice"):
             SGHMC(batch_size=batch_size, **BY_HAND)
 
 

@@ -281,7 +281,7 @@ def test_full_array_beside_pm_minibatch_is_refused():
     with pm.Model() as model:
         y = pm.Minibatch(Y, batch_size=N)
         pm.Normal("y", X @ pm.Normal("b", shape=D), 1, observed=y, total_size=N)
-    refusal(model, None, "'y'", "can't be evaluated on some of its", "rows on the leading axis")
+    refusal(model, None, "'y'", "can't be evaluated on some of its", "on the leading axis")
 
 
 @pytest.mark.parametrize("batch_size", [N, N + 1, 500, {"y": 500}])

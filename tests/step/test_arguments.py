@@ -228,7 +228,7 @@ def test_a_typo_costs_nothing_but_the_call(model, monkeypatch):
         (
             "learning_rate",
             ["fast", None],
-            'pass "auto", a number above zero or a schedule t -> η_t from pymc_sghmc.schedules. '
+            'pass "auto", a number above zero or a schedule t -> rate from pymc_sghmc.schedules. '
             "About 0.01 times the smallest posterior variance is a cautious start.",
         ),
     ],

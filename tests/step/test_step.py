@@ -283,7 +283,7 @@ def test_bad_argument_is_refused_by_name(model, sampler, settings, message):
         ({"friction": True}, 'friction=True: must be "auto" or a number'),
         ({"friction": 1.5}, 'friction=1.5: must be "auto" or a number'),
         ({"friction": "high"}, "friction='high': must be \"auto\" or a number"),
-        ({"integrator": "leapfrog"}, "integrator='leapfrog': must be \"euler\""),
+        ({"integrator": "leapfrog"}, "integrator='leapfrog': must be"),
         (
             {"noise_estimate": 0.2, "friction": 0.1},
             "β̂ = 0.2 exceeds friction = 0.1.*Raise friction",

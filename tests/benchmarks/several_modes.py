@@ -1,6 +1,6 @@
 """How often are the modes of a posterior found, and how often are several reported where one is?
 
-    python tests/benchmarks/modes.py [--name square mixture_3 ...] [--seeds 5] [--markdown]
+    python tests/benchmarks/several_modes.py [--name square mixture_3 ...] [--seeds 5] [--markdown]
 
 A step, ``SGHMC(batch_size=100)``, is built once for each model, and set up anew for data of the
 seeds 0, 1, 2, …; models of tests/hard_models.py have one data set. Prints a line for each model:
