@@ -79,7 +79,7 @@ class Chain(ByValue):
 
 
 @dataclass_state
-class StochasticGradientState(StepMethodState):  # type: ignore[misc]  # PyMC's is untyped
+class StochasticGradientState(StepMethodState):
     """What is saved of a chain, for all samplers."""
 
     # as given: another step can't go on with it
