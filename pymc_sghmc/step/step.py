@@ -128,7 +128,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             settings,
             preconditioner=preconditioner,
             kind=given["gradient"],
-            centre=centre,
+            reference_point=centre,
             initial=initial,
             finds_rows=given["batch_size"] == "auto",
         )

@@ -58,7 +58,7 @@ class GivenNoise:
         if self._beta_hat.shape != (d,):
             raise ValueError(
                 f"noise_estimate has shape {self._beta_hat.shape}, but the step samples {d} "
-                f"unconstrained unknowns: pass an array of shape ({d},)."
+                f"unconstrained parameters: pass an array of shape ({d},)."
             )
         kind = preconditioner
         if kind != "diag" if isinstance(kind, str) else np.ndim(kind) == 2:
@@ -86,7 +86,7 @@ class GivenNoise:
         return self._beta_hat
 
     def share(self, beta_hat: Any, eta: float, alpha: float, measured: Any) -> float:
-        """Largest β̂/α over the unknowns; NaN where nothing is known of the noise."""
+        """Largest β̂/α over the parameters; NaN where the noise is not known."""
         return self.least_friction / alpha if self._is_known else np.nan
 
 
@@ -141,7 +141,7 @@ class TunedNoise:
         return last.beta_hat
 
     def share(self, beta_hat: Any, eta: float, alpha: float, measured: Any) -> float:
-        """Largest β̂/α over the unknowns."""
+        """Largest β̂/α over the parameters."""
         if self._last is not None and beta_hat is self._last.beta_hat:
             return self._last.largest / alpha
         return float(np.max(beta_hat)) / alpha
@@ -229,7 +229,7 @@ class NoiseOfEachDraw:
         return beta_hat * (0.999 * alpha / largest) if self.full else np.minimum(beta_hat, alpha)
 
     def share(self, beta_hat: Any, eta: float, alpha: float, measured: Any) -> float:
-        """Largest β̂/α over the unknowns, before it is cut."""
+        """Largest β̂/α over the parameters, before it is cut."""
         return 0.5 * eta * measured.largest / alpha
 
 

@@ -63,7 +63,7 @@ class Tuner:
         An array is M⁻¹.
     kind : {"auto", "plain", "control_variates", "second_order"}
         As given.
-    centre : array of shape (d,) or None
+    reference_point : array of shape (d,) or None
         To use instead of the mode.
     initial : array of shape (d,)
         Where chains begin as a rule.
@@ -79,7 +79,7 @@ class Tuner:
         *,
         preconditioner: Any,
         kind: str,
-        centre: Array | None,
+        reference_point: Array | None,
         initial: Array,
         finds_rows: bool = False,
     ) -> None:
@@ -103,7 +103,7 @@ class Tuner:
             gradient,
             expansions,
             preconditioner=preconditioner,
-            reference_point=centre,
+            reference_point=reference_point,
             temperature=settings.temperature,
         )
         metric: Metric = Identity(gradient.density.d)
@@ -161,7 +161,7 @@ class Tuner:
         if tuning is None:
             self.setups.make(position)
             tuning = self._first_settings()
-            # far from the centre control variates are noisier than any given learning rate allows
+            # far from the reference point control variates are noisier than any given learning rate allows
             if self.settings.learning_rate is None or tuning.order:
                 position = self.setups.start(rng)
         else:
@@ -172,7 +172,7 @@ class Tuner:
         return Start(tuning, position)
 
     def _first_settings(self) -> ChainTuning:
-        """Choose by the noise around the centre, and the gradient that mixes faster."""
+        """Choose by the noise around the fit, and the gradient that mixes faster."""
         data = self.gradient.data if self.finds_rows else None
         if data is not None:
             data.resize(None)  # with so many rows the noise was measured
@@ -247,11 +247,11 @@ class Tuner:
     def _reconsidered(
         self, tuning: ChainTuning, position: Array, rng: np.random.Generator
     ) -> ChainTuning:
-        """Change to the other gradient where that is clearly better here, far from the centre, say."""
+        """Change to the other gradient where that is clearly better here, far from the fit's mean, say."""
         other = 1 - tuning.order
         target = Target(self.gradients[other], self._made.metric)
         noise = np.mean([target.noise_covariance(position, rng) for _ in range(4)], axis=0)
-        if other:  # control variates have no noise at their centre: it tells nothing here
+        if other:  # control variates have no noise at their reference point
             noise = np.maximum(noise, self._first_order_noise)
         if not np.isfinite(noise).all():
             return tuning
@@ -269,7 +269,7 @@ class Tuner:
         if tuning.order == 2:
             return self._of_first_order(tuning)
         if self.gradient.density.given_types:
-            try:  # the other unknowns may have moved the mode
+            try:  # what other steps sample may have moved the mode
                 self.setups.make(self.initial, max_order=_request(tuning).max_order)
             except NonFinite:
                 return None
@@ -306,7 +306,7 @@ class Tuner:
         return not shift.dot(shift) < limit**2
 
     def _has_moved(self, tuning: ChainTuning, mean: Array) -> bool:
-        """Whether the mean of the draws has left the centre, or other unknowns their values."""
+        """Whether the mean of the draws has left that of the fit, or other steps their values."""
         if self.setups.reference_point is not None or self.settings.learning_rate is not None:
             return False  # the scale of a given learning rate must stay
         if not all(
