@@ -258,7 +258,10 @@ class LowRank(Metric):
     @classmethod
     def of(cls, scales: Array, directions: Array, stretches: Array) -> "LowRank":
         """Make it of s, U and c."""
-        return cls(scales, np.ascontiguousarray(directions), stretches[:, None] * directions)
+        # Views of one array: its layout decides in which order products are summed and rounded.
+        stacked = np.concatenate([scales[None], directions, stretches[:, None] * directions])
+        k = len(directions)
+        return cls(stacked[0], stacked[1 : k + 1], stacked[k + 1 :])
 
     @property
     def size(self) -> int:
@@ -280,8 +283,12 @@ class LowRank(Metric):
         return scaled + (self.directions @ scaled) @ self.stretched
 
     def shrunk(self, by: Any) -> "LowRank":
-        """Return it with smaller scales of θ."""
-        return replace(self, scales=self.scales * np.asarray(by, dtype=self.scales.dtype))
+        """Return it with smaller scales of θ; its rows are contiguous, as a chain's steps need them."""
+        return LowRank(
+            self.scales * np.asarray(by, dtype=self.scales.dtype),
+            np.ascontiguousarray(self.directions),
+            np.ascontiguousarray(self.stretched),
+        )
 
     def sds(self) -> Array:
         """Return standard deviations of θ where those of φ are 1, (d,)."""
@@ -317,7 +324,7 @@ def preconditioner_metric(preconditioner: Any, d: int) -> Diagonal | Dense:
     if matrix.shape not in ((d,), (d, d)):
         raise ValueError(
             f"preconditioner has shape {matrix.shape}, but the step samples {d} unconstrained "
-            f"unknowns: pass an array of shape ({d},) or ({d}, {d})."
+            f"parameters: pass an array of shape ({d},) or ({d}, {d})."
         )
     if matrix.ndim == 1:
         if not (np.isfinite(matrix).all() and (matrix > 0).all()):

@@ -267,12 +267,10 @@ class DrawLoop:
     ) -> Any:
         """Return the chain's state, at the position that PyMC hands over."""
         metric = target.coordinates
-        if state is not None:
-            # as a rule it is where the chain was, and no triangular system needs to be solved
-            if self._theta(state, metric).tobytes() == position.tobytes():
-                return state
-        position = metric.from_theta(position)
         if state is None:
             T = phase.temperature * self.tuner.settings.temperature
-            return self.init(position, phase.learning_rate, rng, T)
-        return state._replace(position=position)
+            return self.init(metric.from_theta(position), phase.learning_rate, rng, T)
+        # as a rule it is where the chain was, and no triangular system needs to be solved
+        if self._theta(state, metric).tobytes() == position.tobytes():
+            return state
+        return state._replace(position=metric.from_theta(position))

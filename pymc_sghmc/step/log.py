@@ -46,15 +46,17 @@ def log_setup(
     recovers : bool
         Whether each draw has values of the effects that are integrated out.
     """
+    setup = tuner.setup
+    assert setup is not None  # it is logged after it was made
     d = tuner.gradient.density.d
     _log.info(
         f"{sampler}: {d:,} parameter{'s' * (d > 1)}, {_gradient(tuner, tuning)}"
         f"{_integrated_out(tuner)}, predicted bias of the variances "
         f"{round(100 * tuning.bias, 1) + 0.0:.1f} %. Setting up took "
-        f"{tuner.setup.passes:.0f} passes over the data, {seconds:.1f} s."
+        f"{setup.passes:.0f} passes over the data, {seconds:.1f} s."
     )
-    _log.debug(f"{sampler}: {_settings(tuner, tuning, learning_rate)}.")
-    if tuner.gradients[2] is not None and tuner.setup.noise.second_order is None:
+    _log.debug(f"{sampler}: {_settings(tuner, setup.metric.kind, tuning, learning_rate)}.")
+    if tuner.gradients[2] is not None and setup.noise.second_order is None:
         _log.info(
             f"{sampler} uses first-order control variates: second-order ones would be too noisy "
             "two standard deviations from the reference point with so few rows."
@@ -82,8 +84,8 @@ def _integrated_out(tuner: Tuner) -> str:
     return f", {', '.join(marginal.names)} integrated out of {marginal.n_clusters:,} groups"
 
 
-def _settings(tuner: Tuner, tuning: Any, learning_rate: float) -> str:
-    parts = [f"{tuner.setup.metric.kind} preconditioner"]
+def _settings(tuner: Tuner, preconditioner: str, tuning: Any, learning_rate: float) -> str:
+    parts = [f"{preconditioner} preconditioner"]
     parts.append(f"learning_rate={learning_rate:.3g}")
     if tuning.friction is not None:
         parts.append(f"friction={tuning.friction:.3g}")

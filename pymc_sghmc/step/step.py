@@ -135,7 +135,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             settings,
             preconditioner=preconditioner,
             kind=given["gradient"],
-            centre=centre,
+            reference_point=centre,
             initial=initial,
             finds_rows=given["batch_size"] == "auto",
             start_is_given=is_start_given(model, given["initial_point"], self.vars),

@@ -51,7 +51,7 @@ class BatchMeans(NamedTuple):
         )
 
     def autocorrelation_time(self) -> float:
-        """Return that of the slowest unknown, in draws; 1 before half of the batches are there.
+        """Return that of the slowest parameter, in draws; 1 before half of the batches are there.
 
         At most the length of a batch, which is what a chain that only drifts shows.
         """

@@ -70,7 +70,7 @@ class LinearStep(NamedTuple):
 class _PrescribedNormals:
     """Stands for a generator: hands out these normals, then zeros, and counts."""
 
-    def __init__(self, values: Sequence[float]) -> None:
+    def __init__(self, values: Any) -> None:
         self.values = values
         self.used = 0
 
@@ -118,7 +118,7 @@ class _StepOnGaussian:
         # standard deviations of θ and of v
         self.units = np.array([1 / math.sqrt(h), math.sqrt(eta)])[: self.n]
 
-    def __call__(self, x: Array, z: Sequence[float]) -> tuple[Array, Any, int]:
+    def __call__(self, x: Array, z: Any) -> tuple[Array, Any, int]:
         """Return x', the thermostats after it, and the number of normals that it took."""
         normals = _PrescribedNormals(z)
         old = self.rule.state_type(*(self.units * x)[:, None], *self.thermostats)

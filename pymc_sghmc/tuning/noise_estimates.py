@@ -4,22 +4,30 @@ Three kinds with the same methods: one that is given, one from what tuning has m
 that is measured anew at each draw. Knows gradients and budgets, no samplers.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pymc_sghmc.checks import check_matrix_size
 from pymc_sghmc.exceptions import ChainError, NonFinite
+from pymc_sghmc.gradients.metric import Array
 from pymc_sghmc.tuning.budget import UNKNOWN_NOISE
-from pymc_sghmc.tuning.chain_tuning import ByHand
+from pymc_sghmc.tuning.chain_tuning import ByHand, Tuning
 
-__all__ = ["GivenNoise", "MeasuredNoise", "NoiseOfEachDraw", "TunedNoise", "noise_estimate_of"]
+__all__ = [
+    "GivenNoise",
+    "MeasuredNoise",
+    "NoiseEstimate",
+    "NoiseOfEachDraw",
+    "TunedNoise",
+    "noise_estimate_of",
+]
 
 
 class MeasuredNoise(NamedTuple):
     """V̂, an average over the draws of a chain."""
 
-    covariance: np.ndarray  # (d,) or (d, d)
+    covariance: Array  # (d,) or (d, d)
     largest: float  # eigenvalue
 
 
@@ -33,16 +41,16 @@ class GivenNoise:
         Whether it says something of the noise.
     """
 
-    left_in = 1.0
+    remaining_share = 1.0
     is_tuned = False
 
-    def __init__(self, beta_hat, is_known=True):
+    def __init__(self, beta_hat: Any, is_known: bool = True) -> None:
         self._beta_hat = beta_hat
         self._is_known = is_known
         # the least α at which noise needs no negative variance: α ≥ β̂
         self.least_friction = float(np.max(beta_hat))
 
-    def checked(self, gradient, preconditioner):
+    def checked(self, gradient: Any, preconditioner: Any) -> "GivenNoise":
         """Return the estimate for this gradient, if it serves there."""
         if np.ndim(self._beta_hat) == 0:
             return self
@@ -50,7 +58,7 @@ class GivenNoise:
         if self._beta_hat.shape != (d,):
             raise ValueError(
                 f"noise_estimate has shape {self._beta_hat.shape}, but the step samples {d} "
-                f"unconstrained unknowns: pass an array of shape ({d},)."
+                f"unconstrained parameters: pass an array of shape ({d},)."
             )
         kind = preconditioner
         if kind != "diag" if isinstance(kind, str) else np.ndim(kind) == 2:
@@ -60,51 +68,83 @@ class GivenNoise:
             )
         return GivenNoise(self._beta_hat.astype(gradient.density.dtype))
 
-    def begin_draw(self, old, target, position, rng, n_draws):
+    def begin_draw(
+        self, old: Any, target: Any, position: Array, rng: np.random.Generator, n_draws: int
+    ) -> None:
         """Measure what is measured once per draw: nothing."""
 
-    def beta_hat(self, eta, alpha, tuning, measured, temperature, is_tuning):
+    def beta_hat(
+        self,
+        eta: float,
+        alpha: float,
+        tuning: Tuning,
+        measured: Any,
+        temperature: float,
+        is_tuning: bool,
+    ) -> Any:
         """β̂ at this learning rate and friction."""
         return self._beta_hat
 
-    def share(self, beta_hat, eta, alpha, measured) -> float:
-        """Largest β̂/α over the unknowns; NaN where nothing is known of the noise."""
+    def share(self, beta_hat: Any, eta: float, alpha: float, measured: Any) -> float:
+        """Largest β̂/α over the parameters; NaN where the noise is not known."""
         return self.least_friction / alpha if self._is_known else np.nan
+
+
+class _TunedBeta(NamedTuple):
+    """β̂ as it was computed last."""
+
+    noise: Array  # V̂
+    settings: tuple[float, float]  # η and α
+    beta_hat: Array
+    largest: float  # of its entries
 
 
 class TunedNoise:
     """β̂ from the noise that tuning has measured, in each direction."""
 
-    left_in = UNKNOWN_NOISE  # an estimate takes out most of the noise
+    remaining_share = UNKNOWN_NOISE  # an estimate takes out most of the noise
     least_friction = 0.0
     is_tuned = True
 
-    def __init__(self):
-        self._known = (None,) * 4  # V̂, (η, α), their β̂ and its largest entry
+    def __init__(self) -> None:
+        self._last: _TunedBeta | None = None
 
-    def checked(self, gradient, preconditioner):
+    def checked(self, gradient: Any, preconditioner: Any) -> "TunedNoise | GivenNoise":
         """Return the estimate for this gradient: none where its noise lasts over many steps."""
         return self if gradient.order.independent else GivenNoise(0.0)
 
-    def begin_draw(self, old, target, position, rng, n_draws):
+    def begin_draw(
+        self, old: Any, target: Any, position: Array, rng: np.random.Generator, n_draws: int
+    ) -> None:
         """Measure what is measured once per draw: nothing, tuning does."""
 
-    def beta_hat(self, eta, alpha, tuning, measured, temperature, is_tuning):
+    def beta_hat(
+        self,
+        eta: float,
+        alpha: float,
+        tuning: Tuning,
+        measured: Any,
+        temperature: float,
+        is_tuning: bool,
+    ) -> Any:
         """β̂ at this learning rate and friction, at most α."""
         if isinstance(tuning, ByHand):  # an exact gradient
             return 0.0
-        noise, settings, beta_hat, _ = self._known
-        if noise is not tuning.noise or settings != (eta, alpha):
+        last = self._last
+        if last is None or last.noise is not tuning.noise or last.settings != (eta, alpha):
             # β̂ = ½ηV̂/T: at every temperature exact for eq. 15, and for BAOAB but for a share ηh/4
             V = tuning.noise / (temperature or 1.0)
             beta_hat = np.minimum(0.5 * eta * V, alpha)
-            self._known = tuning.noise, (eta, alpha), beta_hat, float(beta_hat.max())
-        return beta_hat
+            largest = float(beta_hat.max())
+            last = _TunedBeta(tuning.noise, (eta, alpha), beta_hat, largest)
+            self._last = last
+        return last.beta_hat
 
-    def share(self, beta_hat, eta, alpha, measured) -> float:
-        """Largest β̂/α over the unknowns."""
-        *_, known, largest = self._known
-        return (largest if beta_hat is known else float(np.max(beta_hat))) / alpha
+    def share(self, beta_hat: Any, eta: float, alpha: float, measured: Any) -> float:
+        """Largest β̂/α over the parameters."""
+        if self._last is not None and beta_hat is self._last.beta_hat:
+            return self._last.largest / alpha
+        return float(np.max(beta_hat)) / alpha
 
 
 class NoiseOfEachDraw:
@@ -116,15 +156,15 @@ class NoiseOfEachDraw:
         All of the matrix, not its diagonal alone.
     """
 
-    left_in = UNKNOWN_NOISE
+    remaining_share = UNKNOWN_NOISE
     least_friction = 0.0
     is_tuned = False
 
-    def __init__(self, full):
+    def __init__(self, full: bool) -> None:
         self.full = full
         self._name = "full" if full else "diag"
 
-    def checked(self, gradient, preconditioner):
+    def checked(self, gradient: Any, preconditioner: Any) -> "NoiseOfEachDraw":
         """Return the estimate, if it serves for this gradient."""
         # β̂ = ½ηV̂ is for noise that is independent from step to step
         if not gradient.order.independent:
@@ -147,7 +187,14 @@ class NoiseOfEachDraw:
             )
         return self
 
-    def begin_draw(self, old, target, position, rng, n_draws):
+    def begin_draw(
+        self,
+        old: MeasuredNoise | None,
+        target: Any,
+        position: Array,
+        rng: np.random.Generator,
+        n_draws: int,
+    ) -> MeasuredNoise:
         """Average V̂ over the draws with weights growing as t³ (κ_t = 4/(t+3) of Ahn et al.)."""
         position = target.coordinates.from_theta(position)
         V = target.noise_covariance(position, rng, full=self.full)
@@ -157,7 +204,15 @@ class NoiseOfEachDraw:
             V = old.covariance + (V - old.covariance) * 4 / (n_draws + 4)
         return MeasuredNoise(V, float(np.linalg.eigvalsh(V)[-1] if self.full else V.max()))
 
-    def beta_hat(self, eta, alpha, tuning, measured, temperature, is_tuning):
+    def beta_hat(
+        self,
+        eta: float,
+        alpha: float,
+        tuning: Tuning,
+        measured: Any,
+        temperature: float,
+        is_tuning: bool,
+    ) -> Any:
         """β̂ at this learning rate and friction: cut to α while tuning, an error afterwards."""
         largest = 0.5 * eta * measured.largest
         beta_hat = 0.5 * eta * measured.covariance
@@ -173,12 +228,15 @@ class NoiseOfEachDraw:
             )
         return beta_hat * (0.999 * alpha / largest) if self.full else np.minimum(beta_hat, alpha)
 
-    def share(self, beta_hat, eta, alpha, measured) -> float:
-        """Largest β̂/α over the unknowns, before it is cut."""
+    def share(self, beta_hat: Any, eta: float, alpha: float, measured: Any) -> float:
+        """Largest β̂/α over the parameters, before it is cut."""
         return 0.5 * eta * measured.largest / alpha
 
 
-def noise_estimate_of(noise_estimate, friction):
+NoiseEstimate = GivenNoise | TunedNoise | NoiseOfEachDraw
+
+
+def noise_estimate_of(noise_estimate: Any, friction: Any) -> NoiseEstimate:
     """Check the argument ``noise_estimate`` beside ``friction``, and return the estimate."""
     if isinstance(noise_estimate, str):
         if noise_estimate == "auto":

@@ -5,11 +5,18 @@ Knows the rule and noise estimates, no gradients and no chains.
 
 import math
 
+from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from pymc_sghmc.schedules import Phase
 from pymc_sghmc.tuning.budget import MANY, choose, worst_noise
+from pymc_sghmc.tuning.chain_tuning import ChainTuning, Tuning
+from pymc_sghmc.tuning.linear_step import Rule
+from pymc_sghmc.tuning.noise_estimates import NoiseEstimate
+from pymc_sghmc.tuning.setup import Setup
 
 __all__ = ["Settings"]
 
@@ -28,7 +35,16 @@ class Settings:
     target_bias, temperature : float
     """
 
-    def __init__(self, rule, *, schedule, friction, noise, target_bias, temperature):
+    def __init__(
+        self,
+        rule: Rule,
+        *,
+        schedule: Callable[[int], Phase] | None,
+        friction: float | None,
+        noise: NoiseEstimate,
+        target_bias: float,
+        temperature: float,
+    ) -> None:
         self.rule = rule
         self.schedule = schedule
         self.friction = friction
@@ -46,18 +62,18 @@ class Settings:
         """Whether some of them are left to be chosen, but for the noise estimate."""
         return self.schedule is None or (self.rule.has_friction and self.friction is None)
 
-    def chosen(self, tuning, setup):
+    def chosen(self, tuning: ChainTuning, setup: Setup) -> ChainTuning:
         """Choose those that are free by what is known of the noise; return the tuning with them."""
         noise = worst_noise(tuning) / (self.temperature or 1.0)
-        left_in = self.noise.left_in
+        remaining_share = self.noise.remaining_share
         if tuning.order == 2:  # grows fast with the distance: none of it counts as taken out
-            left_in = 1.0
+            remaining_share = 1.0
         elif tuning.order and tuning.noise.size > MANY:  # each of them is known within a third
-            left_in = min(2 * left_in, 1.0)
+            remaining_share = min(2 * remaining_share, 1.0)
         return choose(
             self.rule,
             tuning,
-            noise=noise * left_in,
+            noise=noise * remaining_share,
             curvature=setup.curvature,
             budget=self.target_bias,
             learning_rate=self.learning_rate,
@@ -65,12 +81,14 @@ class Settings:
             least_friction=self.noise.least_friction,
         )
 
-    def arguments(self, tuning, measured, phase, dtype, is_tuning) -> dict:
+    def arguments(
+        self, tuning: Tuning, measured: Any, phase: Phase, dtype: Any, is_tuning: bool
+    ) -> dict[str, Any]:
         """Return the arguments of ``update`` in a phase.
 
         Parameters
         ----------
-        tuning : ChainTuning or None
+        tuning : ChainTuning or ByHand
         measured : MeasuredNoise or None
             Of this draw.
         phase : Phase
@@ -79,9 +97,13 @@ class Settings:
         is_tuning : bool
         """
         eta = phase.learning_rate
-        arguments = {"learning_rate": phase.learning_rate}
+        arguments: dict[str, Any] = {"learning_rate": eta}
         if self.rule.has_friction:
-            arguments["friction"] = tuning.friction if self.friction is None else self.friction
+            friction = self.friction
+            if friction is None:
+                assert isinstance(tuning, ChainTuning)
+                friction = tuning.friction
+            arguments["friction"] = friction
         if self.rule.has_noise_estimate:
             alpha = arguments["friction"]
             T = self.temperature
@@ -91,9 +113,13 @@ class Settings:
             )
         return arguments | {"temperature": phase.temperature * self.temperature}
 
-    def noise_share(self, arguments, measured) -> float:
+    def noise_share(self, arguments: dict[str, Any], measured: Any) -> float:
         """β̂/α with these arguments where the rule takes an estimate, else NaN."""
         if not self.rule.has_noise_estimate:
             return math.nan
-        eta, alpha, beta_hat, _ = arguments.values()
-        return self.noise.share(beta_hat, eta, alpha, measured)
+        return self.noise.share(
+            arguments["noise_estimate"],
+            arguments["learning_rate"],
+            arguments["friction"],
+            measured,
+        )

@@ -101,7 +101,8 @@ class Setups:
             if not self.is_finite_at(request.start):
                 raise NonFinite(request.start, request.start, np.nan)
             if density.placement_needs_others:
-                start = self._placed_at(start, None if optimise else start)
+                placed_at = self._placed_at(start, None if optimise else start)
+                start = start if placed_at is None else placed_at
             setup = set_up(
                 self._gradient,
                 [

@@ -1,13 +1,14 @@
-"""Settings that a step finds itself: before the first draw, and from its tuning draws.
+"""Settings that a step chooses itself: before the first draw, and from its tuning draws.
 
-What a chain does, in order: centre, coordinates and noise from the starting point (`setup`), a
-start near the centre, settings from the bias budget (`budget`), and while tuning, after 8, 16, 32,
-… draws, all of this again from what the chain has measured, which is its `ChainTuning`: each method
-takes one and returns it anew. No formula of a sampler.
+In order: a Gaussian fit, a metric and the noise around it (`setup`), a start near the fit's mean,
+and settings from the bias budget (`budget`). While tuning, after 8, 16, 32, … draws, settings are
+chosen again by what the chain has measured, its `ChainTuning`: each method takes one and returns a
+new one. Contains no formula of a sampler.
 """
 
 import math
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,13 +20,16 @@ from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.tuning.budget import score
 from pymc_sghmc.tuning.chain_tuning import ByHand, ChainTuning, Tuning, is_power_of_two
 from pymc_sghmc.tuning.modes import number_of_chain, starts_in_modes
-from pymc_sghmc.tuning.noise_around import known_of_effects
+from pymc_sghmc.tuning.noise_around import effect_noise_from_all_rows
 from pymc_sghmc.tuning.options import options
+from pymc_sghmc.tuning.settings import Settings
+from pymc_sghmc.tuning.setup import Setup
+from pymc_sghmc.tuning.setup_request import SetupRequest
 from pymc_sghmc.tuning.setups import Setups
 
 __all__ = ["Learnt", "Start", "Tuner"]
 
-FAR = 1.5  # sds in some direction by which the mean of the draws may leave the centre
+FAR = 1.5  # sds in some direction by which the mean of the draws may leave the fit's mean
 LOST = 1000.0  # sds in some direction at which a chain can't be meant to be
 FIRST_CHOICE = 8  # tuning draws after which settings are chosen anew, then after 16, 32, ...
 FIRST_MOVE = 32  # from which on the fit may move, too
@@ -47,7 +51,7 @@ class Learnt(NamedTuple):
 
 
 class Tuner:
-    """Finds centre, coordinates, the kind of gradient, learning rate and friction of chains.
+    """Chooses fit, metric, the kind of gradient, learning rate and friction of chains.
 
     Parameters
     ----------
@@ -60,7 +64,7 @@ class Tuner:
         An array is M⁻¹.
     kind : {"auto", "plain", "control_variates", "second_order"}
         As given.
-    centre : array of shape (d,) or None
+    reference_point : array of shape (d,) or None
         To use instead of the mode.
     initial : array of shape (d,)
         Where chains begin as a rule.
@@ -72,17 +76,17 @@ class Tuner:
 
     def __init__(
         self,
-        gradient,
-        expansions,
-        settings,
+        gradient: Any,
+        expansions: Sequence[Any],
+        settings: Settings,
         *,
-        preconditioner,
-        kind,
-        centre,
-        initial,
-        finds_rows=False,
-        start_is_given=False,
-    ):
+        preconditioner: Any,
+        kind: str,
+        reference_point: Array | None,
+        initial: Array,
+        finds_rows: bool = False,
+        start_is_given: bool = False,
+    ) -> None:
         self.gradient = gradient  # the latter by order
         self.gradients = (gradient, *expansions)
         self.settings = settings
@@ -94,13 +98,18 @@ class Tuner:
         self.may_change = has_expansions and kind == "auto"
         estimates = settings.noise.is_tuned and not gradient.is_exact
         self.is_tuned = settings.are_free or self.may_change or estimates
-        needs = has_expansions, isinstance(preconditioner, str), self.is_tuned, self.finds_rows
-        self.needs_setup = any(needs) or any(r.is_placed for r in gradient.density.rewrites)
+        self.needs_setup = (
+            has_expansions
+            or isinstance(preconditioner, str)
+            or self.is_tuned
+            or self.finds_rows
+            or any(rewrite.is_placed for rewrite in gradient.density.rewrites)
+        )
         self.setups = Setups(
             gradient,
             expansions,
             preconditioner=preconditioner,
-            reference_point=centre,
+            reference_point=reference_point,
             temperature=settings.temperature,
         )
         metric: Metric = Identity(gradient.density.d)
@@ -109,9 +118,22 @@ class Tuner:
         self._target = Target(gradient, metric.astype(gradient.density.dtype))
 
     @property
-    def setup(self):
-        """Centre, coordinates and noise in use, or None."""
+    def setup(self) -> Setup | None:
+        """Gaussian fit, metric and noise in use, or None."""
         return self.setups.current
+
+    @property
+    def _made(self) -> Setup:
+        """The set-up in use, once there is one."""
+        assert self.setups.current is not None
+        return self.setups.current
+
+    @property
+    def _first_order_noise(self) -> Array:
+        """Noise of control variates of first order around the fit, where these may be used."""
+        noise = self._made.noise.first_order
+        assert noise is not None
+        return noise
 
     def target(self, tuning: Tuning) -> Target:
         """Return what ``update`` is given for a gradient with these settings."""
@@ -124,7 +146,7 @@ class Tuner:
             self._target = Target(gradient, metric)
         return self._target
 
-    def begin_chain(self):
+    def begin_chain(self) -> None:
         """Forget the last chain; read the data anew, as ``pm.set_data`` may have changed them."""
         self.setups.forget()
         self.gradient.data.reload()
@@ -157,26 +179,26 @@ class Tuner:
             position = self._start(position, rng)
             self.setups.make(position)
             tuning = self._first_settings()
-            # far from the centre control variates are noisier than any given learning rate allows
+            # far from the reference point control variates are noisier than any given learning rate allows
             if self.settings.learning_rate is None or tuning.order:
                 position = self.setups.start(rng)
         else:
-            self.setups.restore(tuning.request)
+            self.setups.restore(_request(tuning))
         self.setups.follow(position)
         if self.gradient.density.likelihood_needs_others and tuning.order:
             self.gradients[tuning.order].move_anchor()
         return Start(tuning, position)
 
     def _first_settings(self) -> ChainTuning:
-        """Choose by the noise around the centre, and the gradient that mixes faster."""
+        """Choose by the noise around the fit, and the gradient that mixes faster."""
         data = self.gradient.data if self.finds_rows else None
         if data is not None:
             data.resize(None)  # with so many rows the noise was measured
-        tunings = options(self.setup, self.setups.request, self.may_change, data)
+        tunings = options(self._made, self.setups.request, self.may_change, data)
         return max(map(self._chosen, tunings), key=score)
 
     def _chosen(self, tuning: ChainTuning) -> ChainTuning:
-        return self.settings.chosen(tuning, self.setup)
+        return self.settings.chosen(tuning, self._made)
 
     def measured(
         self,
@@ -212,18 +234,18 @@ class Tuner:
         """
         if not self.gradient.is_exact and tuning.order < 2:  # of second order it is known exactly
             first = self.gradients[1] if tuning.order else None
-            from_all_rows = known_of_effects(first, self.setup.noise.first_order)
+            from_all_rows = effect_noise_from_all_rows(first, self._made.noise.first_order)
             noise = target.noise_covariance(state.position, rng)
             tuning = tuning.with_noise(noise, from_all_rows)
         relative = temperature / (self.settings.temperature or 1.0)
         tuning = tuning.with_temperature(
-            relative, self.settings.target_bias, self.setup.curvature.largest
+            relative, self.settings.target_bias, self._made.curvature.largest
         )
         if n_tuned < FIRST_CHOICE or not is_power_of_two(n_tuned):
             return Learnt(tuning, state)
         if n_tuned >= FIRST_MOVE and self._has_moved(tuning, mean):
             start = mean.astype(self.gradient.density.dtype)
-            if self.setups.move(start, tuning.request.max_order):
+            if self.setups.move(start, _request(tuning).max_order):
                 new = self._first_settings()
                 return Learnt(replace(new, n_divergences=tuning.n_divergences), None)
         return Learnt(self.revised(tuning, state.position, rng), state)
@@ -234,21 +256,21 @@ class Tuner:
         """Choose settings anew by what is known of the noise, and the gradient if one is better."""
         noise = tuning.noise
         if tuning.order == 1:  # the larger of two estimates is safe, but biased: not for β̂
-            noise = np.maximum(noise, self.setup.noise.first_order)
+            noise = np.maximum(noise, self._first_order_noise)
         # what was measured stays apart from what is safe to choose by
         tuning = replace(self._chosen(replace(tuning, noise=noise)), noise=tuning.noise)
-        may_change = self.may_change and self.setup.noise.first_order is not None
+        may_change = self.may_change and self._made.noise.first_order is not None
         return self._reconsidered(tuning, position, rng) if may_change else tuning
 
     def _reconsidered(
         self, tuning: ChainTuning, position: Array, rng: np.random.Generator
     ) -> ChainTuning:
-        """Change to the other gradient where that is clearly better here, far from the centre, say."""
+        """Change to the other gradient where that is clearly better here, far from the fit's mean, say."""
         other = 1 - tuning.order
-        target = Target(self.gradients[other], self.setup.metric)
+        target = Target(self.gradients[other], self._made.metric)
         noise = np.mean([target.noise_covariance(position, rng) for _ in range(4)], axis=0)
-        if other:  # control variates have no noise at their centre: it tells nothing here
-            noise = np.maximum(noise, self.setup.noise.first_order)
+        if other:  # control variates have no noise at their reference point
+            noise = np.maximum(noise, self._first_order_noise)
         if not np.isfinite(noise).all():
             return tuning
         changed = self._chosen(replace(tuning, order=other, noise=noise, n_measured=4))
@@ -265,8 +287,8 @@ class Tuner:
         if tuning.order == 2:
             return self._of_first_order(tuning)
         if self.gradient.density.given_types:
-            try:  # the other unknowns may have moved the mode
-                self.setups.make(self.initial, max_order=tuning.request.max_order)
+            try:  # what other steps sample may have moved the mode
+                self.setups.make(self.initial, max_order=_request(tuning).max_order)
             except NonFinite:
                 return None
             tuning = self._first_settings()
@@ -274,7 +296,7 @@ class Tuner:
 
     def _of_first_order(self, tuning: ChainTuning) -> ChainTuning | None:
         """Give up second-order control variates, for a chain that they sent off."""
-        request = tuning.request
+        request = _request(tuning)
         try:
             with self.gradient.density.at(request.conditioned_on):
                 self.setups.make(request.start, request.metric, max_order=1)
@@ -293,7 +315,7 @@ class Tuner:
         """Whether a chain is so far out that second-order control variates may send it off."""
         if tuning.order < 2:
             return False
-        setup = self.setup
+        setup = self._made
         T = self.settings.temperature
         limit = (4 * math.sqrt(theta.size) + 10) * math.sqrt(T)
         if setup.mean_phi is None:
@@ -302,11 +324,17 @@ class Tuner:
         return not shift.dot(shift) < limit**2
 
     def _has_moved(self, tuning: ChainTuning, mean: Array) -> bool:
-        """Whether the mean of the draws has left the centre, or other unknowns their values."""
+        """Whether the mean of the draws has left that of the fit, or other steps their values."""
         if self.setups.reference_point is not None or self.settings.learning_rate is not None:
             return False  # the scale of a given learning rate must stay
         if not all(
-            map(np.array_equal, tuning.request.conditioned_on, self.gradient.density.others)
+            map(np.array_equal, _request(tuning).conditioned_on, self.gradient.density.others)
         ):
             return True
         return bool(self.setups.distance(mean) > FAR)
+
+
+def _request(tuning: Tuning) -> SetupRequest:
+    """Request for the set-up that a chain uses."""
+    assert isinstance(tuning, ChainTuning) and tuning.request is not None
+    return tuning.request

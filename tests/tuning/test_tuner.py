@@ -121,7 +121,7 @@ def tuner_of(
         settings,
         preconditioner=preconditioner,
         kind=kind,
-        centre=centre,
+        reference_point=centre,
         initial=np.zeros(D),
     )
 
