@@ -1,8 +1,8 @@
 """Check the sdist and the wheel in a folder: ``python .ci/check_package.py FOLDER [--release]``.
 
-Run it from the checkout that they were built from. With ``--release`` it also refuses what must not be
-published: a version that no tag gave, a package without an address, a changelog or CITATION.cff that
-still says "unreleased".
+Run it from the checkout that they were built from. With ``--release`` it also refuses what must not
+be published: a version that no tag gave, a package without an address, a changelog or CITATION.cff
+that still says "unreleased".
 """
 
 import email

@@ -1,4 +1,4 @@
-"""Import every module of the installed package, sample a small model with it, and print its version.
+"""Import every module of the installed package, sample a small model, and print its version.
 
 Run ``python try_package.py WHAT`` in an environment that has the package and nothing else: what is
 needed and not declared as a dependency fails here.

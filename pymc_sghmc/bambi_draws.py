@@ -39,8 +39,8 @@ def pymc_model_and_draws(idata: Any, model: Any, caller: str) -> tuple[Any, Mode
         if _is_by_bambi(idata) and _has_centred_predictors(model):
             raise ValueError(
                 f"{caller}: these draws come from Bambi, which by default "
-                "(center_predictors=True) shifts the intercept after sampling: they may not be draws "
-                "of this PyMC model. Pass Bambi's own model, model=model instead of "
+                "(center_predictors=True) shifts the intercept after sampling: they may not be "
+                "draws of this PyMC model. Pass Bambi's own model, model=model instead of "
                 "model=model.backend.model, which undoes the shift. Or build the model with "
                 "center_predictors=False and sample again."
             )

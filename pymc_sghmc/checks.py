@@ -148,9 +148,9 @@ def starting_point(model: Model, initial_point: Mapping[str, Any] | None) -> dic
     for name, value in (initial_point or {}).items():
         if name not in point:
             raise ValueError(
-                f"initial_point: {name!r} is not the name of a value variable (PyMC's unconstrained "
-                f"scale). Use {quoted(point)}. To choose where chains begin, pass initvals to "
-                "pm.sample."
+                f"initial_point: {name!r} is not the name of a value variable (PyMC's "
+                f"unconstrained scale). Use {quoted(point)}. To choose where chains begin, pass "
+                "initvals to pm.sample."
             )
         value = np.asarray(value)
         if value.dtype.kind not in "fiu" or value.ndim != point[name].ndim:
@@ -269,8 +269,8 @@ def _phase(schedule: Callable[[int], Any], t: int) -> Phase:
     eta, temperature, weight, cycle = phase
     if not (is_number(eta) and eta > 0 and math.isfinite(eta)):
         raise ChainError(
-            f"learning_rate: the schedule returns {eta} at inner step {t}, but rates must be finite "
-            "numbers above zero"
+            f"learning_rate: the schedule returns {eta} at inner step {t}, but rates must be "
+            "finite numbers above zero"
         )
     for name, value in {"temperature": temperature, "weight": weight}.items():
         if value is None and name == "weight":
@@ -319,8 +319,8 @@ def unconstrained_point(
     missing = [rv.name for rv in missing if rv not in out]
     if missing:
         raise ValueError(
-            f"centre: has no value of {', '.join(missing)}. Pass a value of each parameter, such as "
-            "pm.find_MAP() returns."
+            f"centre: has no value of {', '.join(missing)}. Pass a value of each parameter, such "
+            "as pm.find_MAP() returns."
         )
     overrides = {rv: np.asarray(point[rv.name]) for rv in value_names if rv.name in point}
     filled = make_initial_point_fn(model=model, overrides=overrides)(0)

@@ -187,7 +187,7 @@ class ChainSetup(BlockedStep):
         return super().__new__(cls, *args, **kwargs)
 
     def __init_subclass__(cls, **kwargs):
-        """Show the arguments of ``__init__``: PyMC's ``__new__(*args, **kwargs)`` hides them (5.28, 6)."""
+        """Show the arguments of ``__init__``, which PyMC's ``__new__(*args, **kwargs)`` hides."""
         super().__init_subclass__(**kwargs)
         cls.__signature__ = inspect.signature(cls.__init__.__get__(cls))
 
@@ -257,7 +257,7 @@ def inference_data(datasets: dict[str, xr.Dataset]) -> Any:
 
 
 def raveled_function(logp_dlogp):
-    """Return the compiled function inside PyMC's ``logp_dlogp_function``: ``q -> (logp, gradient)``.
+    """Return the compiled ``q -> (logp, gradient)`` of PyMC's ``logp_dlogp_function``.
 
     Its own call checks that values of other variables were set, which costs more than a small
     model's gradient; PyMC's HMC goes round it in the same way (5.28 and 6). Falls back to the call.

@@ -43,7 +43,7 @@ def _are_equal(a: Any, b: Any) -> bool:
 
 
 def _hashable(value: Any) -> Any:
-    """Return the same for values that are equal: arrays of single and of double precision, −0 and 0."""
+    """Return the same for equal values: single and double precision, −0 and 0."""
     if isinstance(value, np.ndarray):
         return value.shape, (value.astype(float) + 0.0).tobytes()
     if isinstance(value, tuple):

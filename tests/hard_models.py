@@ -234,7 +234,9 @@ def _laplace(log_density, d):
 
     x, scale = np.zeros(d), np.ones(d)
     for _ in range(3):  # in units of what was found
-        found = minimize(lambda z: _scaled(energy, x, scale, z), np.zeros(d), jac=True)
+        found = minimize(
+            lambda z, x=x, scale=scale: _scaled(energy, x, scale, z), np.zeros(d), jac=True
+        )
         x = x + scale * found.x
         hessian = np.column_stack(
             [energy(x + 10 * h * e)[1] - energy(x - 10 * h * e)[1] for e in eye]

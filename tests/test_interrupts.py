@@ -32,21 +32,19 @@ def python_handler():
 
 def test_an_interrupt_takes_effect_at_the_end():
     done = []
-    with pytest.raises(KeyboardInterrupt):
-        with DelayedInterrupt():
-            interrupt()
-            done.append("all")
+    with pytest.raises(KeyboardInterrupt), DelayedInterrupt():
+        interrupt()
+        done.append("all")
     assert done == ["all"]
 
 
 def test_a_second_interrupt_takes_effect_at_once():
     done = []
-    with pytest.raises(KeyboardInterrupt):
-        with DelayedInterrupt():
-            interrupt()
-            done.append("first")
-            interrupt()
-            done.append("second")
+    with pytest.raises(KeyboardInterrupt), DelayedInterrupt():
+        interrupt()
+        done.append("first")
+        interrupt()
+        done.append("second")
     assert done == ["first"]
 
 
@@ -90,16 +88,13 @@ def failed_by(cause):
 
 
 def test_a_system_error_by_an_interrupt_is_an_interrupt():
-    with pytest.raises(KeyboardInterrupt) as raised:
-        with DelayedInterrupt():
-            raise failed_by(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt) as raised, DelayedInterrupt():
+        raise failed_by(KeyboardInterrupt())
     assert isinstance(raised.value.__cause__, SystemError)
-    with pytest.raises(SystemError):
-        with DelayedInterrupt():
-            raise failed_by(ValueError("another"))
-    with pytest.raises(ValueError, match="another"):
-        with DelayedInterrupt():
-            raise ValueError("another")
+    with pytest.raises(SystemError), DelayedInterrupt():
+        raise failed_by(ValueError("another"))
+    with pytest.raises(ValueError, match="another"), DelayedInterrupt():
+        raise ValueError("another")
 
 
 def test_a_chain_of_errors_that_bites_its_tail_ends():

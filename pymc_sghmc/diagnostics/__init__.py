@@ -1,4 +1,4 @@
-"""What a finished run says of its bias: temperatures and gradients. Imports `models`; knows no steps."""
+"""What a finished run says about its own error: temperatures and gradients."""
 
 from pymc_sghmc.diagnostics.bias import check_bias
 from pymc_sghmc.diagnostics.plots import plot_bias, plot_temperatures

@@ -32,7 +32,7 @@ __all__ = [
 
 
 def full_data_logp(model: Model) -> Any:
-    """Return the log-density of the parameters given all data, those behind ``pm.Minibatch`` included.
+    """Return the log-density of the parameters given all data, those of ``pm.Minibatch`` too.
 
     PyMC's ``remove_minibatched_nodes`` fails on observed variables of two axes (PyMC 5.28, 6.4).
     """
@@ -52,7 +52,7 @@ def full_data_logp(model: Model) -> Any:
 
 
 def posterior_draws(idata: Any, model: Model) -> dict[str, np.ndarray]:
-    """Return draws of each parameter on the model's own scale, shape (chain, draw, ...), by name."""
+    """Return draws of each parameter on the model's own scale, (chain, draw, ...), by name."""
     posterior = getattr(idata, "posterior", {})
     missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
     if missing:

@@ -31,8 +31,8 @@ def plot_temperatures(idata: Any, axes: Any = None) -> np.ndarray:
     steps = step_statistics(idata)
     if not steps:
         raise ValueError(
-            "plot_temperatures: idata.sample_stats has no temperatures. Pass a run that was sampled "
-            "with SGHMC, SGLD or SGNHT."
+            "plot_temperatures: idata.sample_stats has no temperatures. Pass a run that was "
+            "sampled with SGHMC, SGLD or SGNHT."
         )
     if axes is None:
         _, axes = _pyplot("plot_temperatures").subplots(

@@ -140,8 +140,8 @@ class BiasReport:
         lines = []
         if len(self._judged) > 1 and not self.uses_correlations:
             lines.append(
-                "sd_ratio and mean_shift ignore correlations, which need "
-                f"{DRAWS_PER_PARAMETER} effective draws per parameter. To include them pass "
+                f"sd_ratio and mean_shift ignore correlations, which need {DRAWS_PER_PARAMETER} "
+                "effective draws per parameter. To include them pass "
                 f"n_draws={DRAWS_PER_PARAMETER * d} or more."
             )
         if d > MANY:

@@ -2,8 +2,8 @@
 
 Under the posterior p and for any fixed c, Stein's identities hold: E[∇log p(θ)] = 0 and
 E[(θ−c) ∇log p(θ)ᵀ] = −I. Draws of another distribution violate them. On a Gaussian posterior of
-mean m and covariance P the violations show the bias: ∇log p(θ) = −P⁻¹(θ−m), so that draws of mean c and
-covariance S give −E[(θ−c)∇log pᵀ] = S P⁻¹ and −P E[∇log p] = c − m.
+mean m and covariance P the violations show the bias: ∇log p(θ) = −P⁻¹(θ−m), so that draws of mean c
+and covariance S give −E[(θ−c)∇log pᵀ] = S P⁻¹ and −P E[∇log p] = c − m.
 """
 
 from collections.abc import Iterable
@@ -153,8 +153,8 @@ def _helped_mean(
     """Return the mean of y, known at few draws, by means of x, known at all (double sampling).
 
     y = b x + residual by regression at the few draws. The mean of the residual comes from them,
-    that of x from all draws, and their errors add as uncorrelated ones (Cochran 1977, section 12.6).
-    On a Gaussian the residual vanishes, and a few gradients are as good as one at each draw.
+    that of x from all draws, and their errors add as uncorrelated ones (Cochran 1977, section
+    12.6). On a Gaussian the residual vanishes, and a few gradients are as good as one at each draw.
     ``correction`` multiplies the residual's error, for the degrees of freedom that were fitted
     before. ``difference`` replaces the mean of x over all draws minus that over the few.
     """

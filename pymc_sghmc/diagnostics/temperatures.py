@@ -60,13 +60,13 @@ def mean_and_error(
 
 
 def configurational_temperature(idata: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the configurational temperature over the target's, with its Monte Carlo standard error.
+    """Return the configurational temperature over the target's, and its standard error.
 
     By the virial theorem E[(θ−c)·∇U(θ)]/d is the temperature of the distribution that the chain
-    samples, for any integrator and with gradient noise. For a Gaussian posterior of covariance P it equals
-    tr(P⁻¹Σ)/d, Σ being the draws' covariance: the mean ratio of variances along axes that whiten
-    the posterior. So 1.2 means standard deviations about 10 % too large. Draws count by their
-    ``draw_weight``.
+    samples, for any integrator and with gradient noise. For a Gaussian posterior of covariance P it
+    equals tr(P⁻¹Σ)/d, Σ being the draws' covariance: the mean ratio of variances along axes that
+    whiten the posterior. So 1.2 means standard deviations about 10 % too large. Draws count by
+    their ``draw_weight``.
 
     Parameters
     ----------

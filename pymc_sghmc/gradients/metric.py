@@ -283,7 +283,7 @@ class LowRank(Metric):
         return scaled + (self.directions @ scaled) @ self.stretched
 
     def shrunk(self, by: Any) -> "LowRank":
-        """Return it with smaller scales of θ; its rows are contiguous, as a chain's steps need them."""
+        """Return it with smaller scales of θ, and rows contiguous as steps need them."""
         return LowRank(
             self.scales * np.asarray(by, dtype=self.scales.dtype),
             np.ascontiguousarray(self.directions),

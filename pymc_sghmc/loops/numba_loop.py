@@ -112,8 +112,8 @@ def numba_loop(step: CompiledStep) -> Callable[..., tuple[Any, ...]]:
     """
     compiled, step_key = numba_funcify_ensure_cache(step.function.maker.fgraph)
     fetched = [
-        f"gather_{rows.ndim if rows.ndim in (1, 2) else 'any'}"
-        f"(fixed[{rows.array}], rows[{rows.group}][t], {rows.dtype}_), "
+        f"gather_{rows.ndim if rows.ndim in (1, 2) else 'any'}(fixed[{rows.array}], "
+        f"rows[{rows.group}][t], {rows.dtype}_), "
         for rows in step.fetched
     ]
     rows_of_step = [f"rows[{group}][t], " for group in range(step.n_groups)]

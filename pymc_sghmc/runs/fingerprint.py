@@ -141,7 +141,7 @@ def _others(
 
 
 def _setting(value: Any, name: str, arrays: dict[str, Any]) -> Any:
-    """Return a setting as JSON; data go to the arrays, and of what can't be stored its type counts."""
+    """Return a setting as JSON; data go to the arrays, of other objects the type counts."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, dict):
@@ -196,7 +196,7 @@ def _graph(outputs: list[Any], arrays: dict[str, Any]) -> str:
 
 
 def _operation(op: Any, arrays: dict[str, Any]) -> str:
-    """Name an operation, with the graph in it, as of ``scan``; data that it holds go to ``arrays``."""
+    """Name an operation and the graph in it, as of ``scan``; its data go to ``arrays``."""
     for name, value in sorted(getattr(op, "__dict__", {}).items()):
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             arrays[f"array {len(arrays)}, {type(op).__name__}.{name}"] = value
@@ -235,7 +235,7 @@ def _add(arrays: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _array(array: Any) -> dict[str, Any]:
-    """Return shape, dtype and a checksum of some bytes of an array, and of its file size and time."""
+    """Return shape, dtype, a checksum of some bytes, and the size and time of an array's file."""
     array = np.ma.getdata(array)
     marks = {"shape": list(array.shape), "dtype": array.dtype.str, "bytes": _bytes(array)}
     memory_map = memory_map_of(array)

@@ -29,8 +29,8 @@ __all__ = ["ByHandle", "Handle", "attach", "dumps", "loads", "share"]
 MIN_BYTES = 2**20
 CHUNK_BYTES = 2**24
 MEMORY_FOLDER = "/dev/shm"  # of files that are memory
-# Where processes can open each other's descriptors (Linux), a file has no name, and it ends with the
-# last of them, killed or not. Elsewhere it has a name and is removed with its array.
+# Where processes can open each other's descriptors (Linux), a file has no name, and it ends with
+# the last of them, killed or not. Elsewhere it has a name and is removed with its array.
 HAS_DESCRIPTORS = os.path.isdir("/proc/self/fd")
 
 Key = tuple[int, int, tuple[int, ...], str, tuple[int, ...]]
@@ -134,16 +134,16 @@ def dumps(value: Any, apart: Sequence[Any] = ()) -> bytes:
 
 
 def loads(pickled: bytes, apart: Sequence[Any] = ()) -> Any:
-    """Return the value of a pickle from `dumps`; it refers to these objects in the others' place."""
+    """Return the value of a pickle from `dumps`, with these objects in place of the others."""
     return _Unpickler(io.BytesIO(pickled), apart).load()
 
 
 class ByHandle:
     """A step method whose large arrays go to other processes as handles.
 
-    These are in a pickle within the pickle, as only its own pickler knows of handles. The variables,
-    which hold no numbers, are outside: in ``cloudpickle.dumps((model, step))`` they are the
-    model's.
+    These are in a pickle within the pickle, as only its own pickler knows of handles. The
+    variables, which hold no numbers, are outside: in ``cloudpickle.dumps((model, step))`` they are
+    the model's.
     """
 
     vars: Sequence[Any]

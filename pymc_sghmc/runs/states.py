@@ -1,4 +1,4 @@
-"""States of step methods as arrays and JSON, and back. No pickle is read: classes are those of the step.
+"""States of step methods as arrays and JSON, and back, without pickles.
 
 Knows dataclasses, named tuples and arrays; no step and no file.
 """

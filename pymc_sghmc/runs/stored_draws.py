@@ -1,4 +1,4 @@
-"""What a stored run gives back: draws and statistics as xarray has them, read when they are asked for.
+"""Draws and statistics of a stored run as xarray has them, read when they are asked for.
 
 Knows files, xarray and the data of models; no steps.
 """

@@ -247,7 +247,8 @@ class DrawLoop:
         """Learning rate, temperature and weight of an inner step."""
         if self.schedule is not None:
             return self.schedule(n_updates)
-        assert isinstance(tuning, ChainTuning) and tuning.learning_rate is not None
+        assert isinstance(tuning, ChainTuning)
+        assert tuning.learning_rate is not None
         return Phase(tuning.learning_rate)
 
     def _n_steps(self, tuning: Tuning) -> int:

@@ -50,10 +50,10 @@ def log_setup(
     assert setup is not None  # it is logged after it was made
     d = tuner.gradient.density.d
     _log.info(
-        f"{sampler}: {d:,} parameter{'s' * (d > 1)}, {_gradient(tuner, tuning)}"
-        f"{_integrated_out(tuner)}, predicted bias of the variances "
-        f"{round(100 * tuning.bias, 1) + 0.0:.1f} %. Setting up took "
-        f"{setup.passes:.0f} passes over the data, {seconds:.1f} s."
+        f"{sampler}: {d:,} parameter{'s' * (d > 1)}, "
+        f"{_gradient(tuner, tuning)}{_integrated_out(tuner)}, predicted bias of the variances "
+        f"{round(100 * tuning.bias, 1) + 0.0:.1f} %. Setting up took {setup.passes:.0f} passes "
+        f"over the data, {seconds:.1f} s."
     )
     _log.debug(f"{sampler}: {_settings(tuner, setup.metric.kind, tuning, learning_rate)}.")
     if tuner.gradients[2] is not None and setup.noise.second_order is None:

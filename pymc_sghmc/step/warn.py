@@ -124,8 +124,8 @@ def _warn_of_modes(sampler: str, tuner: Any) -> None:
     starts = (
         "All chains start near the given initial values, so that R-hat can't show the others."
         if tuner.start_is_given
-        else "Chains start in each of them in turn, so that R-hat can show it. To look at one alone "
-        "pass its values as initvals to pm.sample."
+        else "Chains start in each of them in turn, so that R-hat can show it. To look at one "
+        "alone pass its values as initvals to pm.sample."
     )
     _log.warning(
         f"{sampler} found {n} modes of the posterior{' or more' * (n == MOST_MODES)}, and the "

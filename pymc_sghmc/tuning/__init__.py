@@ -1,1 +1,1 @@
-"""Settings from measurements. Imports `gradients`; knows no protocol of PyMC's and no names of samplers."""
+"""Settings from measurements: a Gaussian fit, the noise around it, and a bias budget."""

@@ -1,9 +1,9 @@
 """The choice of learning rate and friction from a bias budget.
 
-In coordinates in which the posterior has unit scale, a gradient with noise of covariance V makes the
-variances of a chain too large by an amount that is known exactly on a Gaussian. So V is measured,
-and the learning rate is the largest whose predicted bias stays within the budget. Knows no PyMC, no
-models and no sampler's name: everything about a rule is computed from its ``update``.
+In coordinates in which the posterior has unit scale, a gradient with noise of covariance V makes
+the variances of a chain too large by an amount that is known exactly on a Gaussian. So V is
+measured, and the learning rate is the largest whose predicted bias stays within the budget. Knows
+no PyMC, no models and no sampler's name: everything about a rule is computed from its ``update``.
 """
 
 import math
@@ -50,7 +50,7 @@ def critical_friction(eta: float, curvature: float = 1.0) -> float:
 def largest_learning_rate(
     bias: Callable[[float], float], budget: float, upper: float = MAX_LEARNING_RATE
 ) -> float:
-    """Largest η up to ``upper`` at which the increasing function ``bias(η)`` is within the budget."""
+    """Largest η up to ``upper`` at which the increasing ``bias(η)`` is within the budget."""
     if bias(upper) <= budget:
         return upper
     lower = upper
@@ -66,7 +66,7 @@ def largest_learning_rate(
 
 
 def smallest_friction(bias: Callable[[float], float], budget: float, lower: float) -> float:
-    """Smallest α from ``lower`` to 1 at which the decreasing ``bias(α)`` is within the budget, or 1.
+    """Smallest α from ``lower`` to 1 at which the decreasing ``bias(α)`` is in the budget, or 1.
 
     Where a step is unstable with α = 1, more friction is no help, and ``lower`` it is.
     """
@@ -170,7 +170,7 @@ def score(tuning: ChainTuning) -> float:
 
 
 def inner_steps(tuning: Tuning) -> int:
-    """Inner steps in a draw: with second-order control variates no more than make draws independent.
+    """Inner steps in a draw: with second-order control variates as many as decorrelate draws.
 
     A handful of rows costs less than what PyMC does for a draw; steps of first order are as many as
     ever, so that a draw costs little beside them. More where tuning draws were too much alike.

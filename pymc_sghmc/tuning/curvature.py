@@ -120,7 +120,7 @@ def hutchinson_diagonal(
 def curvature(
     counted: CountedPasses, x: Array, factor: Array, step: float | None
 ) -> tuple[Array, Array]:
-    """Eigenvalues and vectors of LᵀHL, L a matrix: at the point, or between ``step`` on both sides."""
+    """Eigenvalues and vectors of LᵀHL: at the point, or between ``step`` on both sides."""
     gradient = counted.gradient(counted.subset)
     if step is None:
         hessian = hessian_by_differences(gradient, x, factor, difference_step(counted.dtype))
@@ -157,7 +157,7 @@ def fisher_scale(counted: CountedPasses, x: Array) -> Array:
 
 
 def _information(passes: Any, position: Array, rng: np.random.Generator) -> Array:
-    """Diagonal of the empirical Fisher information: n/N of the covariance of minibatch gradients."""
+    """Diagonal of the empirical Fisher information, n/N of the covariance of gradients."""
     total = np.zeros(position.size)
     for k, (n_rows, n) in enumerate(zip(passes.data.n_rows, passes.data.n_at_hand, strict=True)):
         rows = rng.integers(n, size=min(n, 100))

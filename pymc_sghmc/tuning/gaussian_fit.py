@@ -1,4 +1,4 @@
-"""The record of a Gaussian fit to the posterior: where it is, and how wide. Knows no way to find one."""
+"""The record of a Gaussian fit to the posterior: where it is, and how wide."""
 
 from dataclasses import dataclass
 

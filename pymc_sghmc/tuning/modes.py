@@ -152,7 +152,7 @@ class SubsetDensity:
         return self._at(position, self._one, weights)[1]
 
     def error_of_difference(self, position: Array, other: Array) -> float:
-        """Return the standard error of a difference of log-densities over all rows, by the subset."""
+        """Return the standard error of a difference of log-densities that a subset gives."""
         if self.is_whole:
             return 0.0
         variance = 0.0
@@ -203,8 +203,8 @@ def starts_in_modes(setups: Setups, gradient: MinibatchGradient, start: Array) -
     began = time.perf_counter()
     found = search(gradient.passes, first.fit, start, first.passes)
     _log.debug(
-        f"Searched for other modes from {found.n_starts} points: {found.n_evaluations} evaluations "
-        f"on a subset, {found.passes:.1f} passes over the data, "
+        f"Searched for other modes from {found.n_starts} points: {found.n_evaluations} "
+        f"evaluations on a subset, {found.passes:.1f} passes over the data, "
         f"{time.perf_counter() - began:.2f} s; {max(0, len(found.modes) - 1)} candidates."
     )
     others = [mode.position.astype(gradient.density.dtype) for mode in found.modes[1:]]
@@ -450,7 +450,7 @@ def are_separate(density: Density, mode: Mode, other: Mode) -> bool:
 
 
 def _largest_on_plane(density: Density, mode: Mode, between: Array, t: float) -> float:
-    """Largest log-density on the plane through a point of the line, across it in units of a mode."""
+    """Largest log-density on the plane across the line at one of its points."""
     metric = mode.metric
     normal = metric.from_theta(between)
     normal = normal / np.linalg.norm(normal)

@@ -82,7 +82,7 @@ def fit_posterior(
 
 
 class _DenseSearch:
-    """Rounds of curvature and optimiser, until the posterior around the mode is like the Gaussian."""
+    """Rounds of curvature and optimiser, until the posterior is like the Gaussian at the mode."""
 
     def __init__(
         self,

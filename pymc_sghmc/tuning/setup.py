@@ -68,7 +68,7 @@ class Limits(NamedTuple):
 
 
 class Anchors(NamedTuple):
-    """What control variates know of all rows at the reference point; None where they aren't used."""
+    """What control variates know of all rows at the reference point; None if not used."""
 
     first_order: Any
     second_order: Any

@@ -1,4 +1,4 @@
-"""What a set-up is made for: two set-ups for equal requests are the same. Knows no way to make one."""
+"""What a set-up is made for: two set-ups for equal requests are the same."""
 
 from dataclasses import dataclass
 from typing import Any

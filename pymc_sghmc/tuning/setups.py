@@ -151,7 +151,7 @@ class Setups:
             rewrite.follow(self._gradient, position)
 
     def move(self, start: Array, max_order: int) -> bool:
-        """Let ``start`` be the mean of the fit, unless steps would have to be much shorter around it.
+        """Let ``start`` be the mean of the fit, unless that makes steps much shorter.
 
         The mean of draws from a posterior that is no Gaussian may lie where there are none.
 
@@ -197,7 +197,7 @@ class Setups:
         self.make(starts[0])
 
     def restore(self, request: SetupRequest) -> None:
-        """Take into use what was made for this request, if it isn't: for a chain that was restored."""
+        """Take into use what was made for the request of a restored chain."""
         if request != self.request:
             with self._gradient.density.at(request.conditioned_on):
                 self.make(request.start, request.metric, request.max_order)

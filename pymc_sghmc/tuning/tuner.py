@@ -179,7 +179,8 @@ class Tuner:
             position = self._start(position, rng)
             self.setups.make(position)
             tuning = self._first_settings()
-            # far from the reference point control variates are noisier than any given learning rate allows
+            # far from the reference point control variates are noisier than any given learning
+            # rate allows
             if self.settings.learning_rate is None or tuning.order:
                 position = self.setups.start(rng)
         else:
@@ -265,7 +266,7 @@ class Tuner:
     def _reconsidered(
         self, tuning: ChainTuning, position: Array, rng: np.random.Generator
     ) -> ChainTuning:
-        """Change to the other gradient where that is clearly better here, far from the fit's mean, say."""
+        """Change to the other gradient where that is clearly better, as far from the fit's mean."""
         other = 1 - tuning.order
         target = Target(self.gradients[other], self._made.metric)
         noise = np.mean([target.noise_covariance(position, rng) for _ in range(4)], axis=0)
@@ -336,5 +337,6 @@ class Tuner:
 
 def _request(tuning: Tuning) -> SetupRequest:
     """Request for the set-up that a chain uses."""
-    assert isinstance(tuning, ChainTuning) and tuning.request is not None
+    assert isinstance(tuning, ChainTuning)
+    assert tuning.request is not None
     return tuning.request

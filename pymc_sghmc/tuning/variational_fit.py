@@ -54,10 +54,10 @@ class MeanField(NamedTuple):
 def variational_fit(counted: CountedPasses, start: Array) -> GaussianFit | None:
     """Fit a Gaussian to the posterior, from ``start``; None where there is nothing to go by.
 
-    First its mean and the scale of each parameter, with the same few draws throughout so that L-BFGS
-    has a function to minimise (Giordano, Ingram & Broderick 2024), each draw on a share of the rows
-    of its own. Then Newton's method for the mean gradient over the Gaussian to be zero, with the
-    mean curvature over it, which are what the best Gaussian has.
+    First its mean and the scale of each parameter, with the same few draws throughout so that
+    L-BFGS has a function to minimise (Giordano, Ingram & Broderick 2024), each draw on a share of
+    the rows of its own. Then Newton's method for the mean gradient over the Gaussian to be zero,
+    with the mean curvature over it, which are what the best Gaussian has.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def variational_fit(counted: CountedPasses, start: Array) -> GaussianFit | None:
 
 
 def mean_field(counted: CountedPasses, start: Array) -> MeanField | None:
-    """Fit the best Gaussian with independent parameters, from ``start``; None where there is none."""
+    """Fit the best Gaussian with independent parameters, from ``start``, if there is one."""
     z, shares = draws_and_shares(counted, start.size)
     return _mean_field(counted, shares, start, z)
 

@@ -92,7 +92,9 @@ def noise_of(step, chains):
 def judged(chains, right, log):
     found = [worst(chain, right) for chain in chains]
     is_lost = [lost(errors) for errors in found]
-    of_lost = [one(chain, errors) for chain, errors, yes in zip(chains, found, is_lost) if yes]
+    of_lost = [
+        one(chain, errors) for chain, errors, yes in zip(chains, found, is_lost, strict=True) if yes
+    ]
     texts = dict.fromkeys(text for c in chains for text in (*c.told_while_tuning, *c.told))
     row = {
         "chains": len(chains),
@@ -101,11 +103,11 @@ def judged(chains, right, log):
         "failed": sum(chain.failed for chain in chains),
         "lost": len(of_lost),
         "lost_but_for_words_while_tuning": sum(
-            yes and not (log or chain.told) for chain, yes in zip(chains, is_lost)
+            yes and not (log or chain.told) for chain, yes in zip(chains, is_lost, strict=True)
         ),
         "silently_lost": sum(
             yes and not (log or chain.told or chain.told_while_tuning)
-            for chain, yes in zip(chains, is_lost)
+            for chain, yes in zip(chains, is_lost, strict=True)
         ),
         "lost_chains": of_lost[:20],
         "texts": [" ".join(text.split()) for text in texts],
@@ -120,7 +122,7 @@ def judged(chains, right, log):
     pooled_mean = pooled(mean, by["mean"].std(axis=0, ddof=1) / n**0.5, right.error / right.sd)
     spread = (by["sd"] ** 2 + by["mean"] ** 2).std(axis=0, ddof=1) / n**0.5 / 2
     pooled_sd = pooled(np.sqrt(variance) - 1, spread, right.sd_error)
-    kept = [chain for chain, errors in zip(chains, found) if errors]
+    kept = [chain for chain, errors in zip(chains, found, strict=True) if errors]
     heat = [chain.temperatures.mean() for chain in kept]
     traces = [trace(chain.draws, right) for chain in kept]
     return row | {

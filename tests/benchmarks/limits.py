@@ -80,10 +80,21 @@ with warnings.catch_warnings():
     from pymc_sghmc import SGHMC
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (
-    "numpy pymc pytensor numba llvmlite pymc-sghmc blackjax sgmcmcjax posteriors numpyro nutpie jax "
-    "torch"
-).split()
+PACKAGES = [
+    "numpy",
+    "pymc",
+    "pytensor",
+    "numba",
+    "llvmlite",
+    "pymc-sghmc",
+    "blackjax",
+    "sgmcmcjax",
+    "posteriors",
+    "numpyro",
+    "nutpie",
+    "jax",
+    "torch",
+]
 BATCH = 500
 EULER = {"friction": 0.1, "noise_estimate": None, "integrator": "euler", "gradient": "plain"}
 CHUNK = 1_000_000  # rows of the file written at once

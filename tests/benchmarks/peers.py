@@ -46,7 +46,17 @@ BOOK_ROWS, BOOK_BATCH, BOOK_STEP = 60_000, 512, {"sgld": 4.5e-5, "sghmc": 4.5e-6
 GRADIENTS_PER_DRAW = 50  # of BlackJAX's chains, for 1,000 kept draws with something between them
 GRID = tuple(10 ** (k / 2) for k in range(-5, 1))  # c: steps c/N of SGLD and √(c/N) of SGHMC
 GRID_WARMUP = 10_000  # gradients
-VERSIONS = "numpy pymc pytensor arviz nutpie numpyro blackjax jax pymc-sghmc".split()
+VERSIONS = [
+    "numpy",
+    "pymc",
+    "pytensor",
+    "arviz",
+    "nutpie",
+    "numpyro",
+    "blackjax",
+    "jax",
+    "pymc-sghmc",
+]
 
 
 def rows(n):

@@ -45,7 +45,15 @@ from pymc_sghmc.diagnostics import configurational_temperature
 
 CHAINS, TUNE = 4, 1000
 TOLERANCE, ERRORS, VAGUE, MAX_R_HAT = 0.05, 4, 0.025, 1.05
-NAMES = "wells power_plant htru2 california_housing bike_hour a9a logearn_height".split()
+NAMES = [
+    "wells",
+    "power_plant",
+    "htru2",
+    "california_housing",
+    "bike_hour",
+    "a9a",
+    "logearn_height",
+]
 
 
 def bad(rate=1, **settings):

@@ -417,7 +417,7 @@ def test_preconditioned_gradient_is_the_chain_rule(dense):
 
 
 @pytest.mark.parametrize(
-    "preconditioner, message",
+    ("preconditioner", "message"),
     [
         (np.ones(2), r"shape \(2,\).*3 unconstrained.*\(3,\) or \(3, 3\)"),
         (np.array([1.0, 0.0, 1.0]), "finite and above zero"),

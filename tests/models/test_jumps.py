@@ -22,25 +22,25 @@ YEARS = np.sort(rng.integers(1851, 1962, size=N))
 
 
 def threshold():
-    pm.Normal("y", pm.math.switch(X < pm.Normal("jumping", 0.5, 0.3), 0, 1), 0.5, observed=Y)
+    pm.Normal("y", pm.math.switch(pm.Normal("jumping", 0.5, 0.3) > X, 0, 1), 0.5, observed=Y)
 
 
 def threshold_of_unknowns():
     # at PyMC's initial point both sides are equal
     level = pm.Normal("level", shape=2)
-    mu = pm.math.switch(X < pm.Normal("jumping", 0.5, 0.3), level[0], level[1])
+    mu = pm.math.switch(pm.Normal("jumping", 0.5, 0.3) > X, level[0], level[1])
     pm.Normal("y", mu, pm.HalfNormal("sigma"), observed=Y)
 
 
 def change_point():
     rate = pm.Exponential("rate", 1, shape=2)
-    mu = pm.math.switch(YEARS < pm.Uniform("jumping", 1851, 1962), rate[0], rate[1])
+    mu = pm.math.switch(pm.Uniform("jumping", 1851, 1962) > YEARS, rate[0], rate[1])
     pm.Poisson("y", mu, observed=COUNTS)
 
 
 def change_point_on_its_own_scale():
     rate = pm.Exponential("rate", 1, shape=2)
-    mu = pm.math.switch(YEARS < pm.Normal("jumping", 1900, 30), rate[0], rate[1])
+    mu = pm.math.switch(pm.Normal("jumping", 1900, 30) > YEARS, rate[0], rate[1])
     pm.Poisson("y", mu, observed=COUNTS)
 
 
@@ -54,7 +54,7 @@ def index():
 
 
 def mask():
-    pm.Normal("y", 1.0 * (X > pm.Normal("jumping", 0.5, 0.3)), 0.5, observed=Y)
+    pm.Normal("y", 1.0 * (pm.Normal("jumping", 0.5, 0.3) < X), 0.5, observed=Y)
 
 
 def soft_wall():

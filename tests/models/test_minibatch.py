@@ -42,7 +42,7 @@ def two_tables():
 
 
 @pytest.mark.parametrize(
-    "batch_size, n_groups",
+    ("batch_size", "n_groups"),
     [
         ({"y": 4, "counts": 3}, 2),
         ({"row": 4, "other": 3}, 2),
@@ -310,7 +310,7 @@ def test_batch_size_may_be_any_integer(batch_size):
 
 
 @pytest.mark.parametrize(
-    "batch_size, parts",
+    ("batch_size", "parts"),
     [
         (4, ("batch_size=4", "different numbers of rows", "Name the groups")),
         ({"nobody": 4}, ("'nobody' is not the name", "'y'", "'row'", "'x_other'", "7 rows")),

@@ -97,7 +97,7 @@ def in_a_process(function, *args):
     code = 1
     try:
         logging.disable(logging.CRITICAL)
-        sys.stderr = open(os.devnull, "w")
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
         is_wrong = function(*args)
         code = int(is_wrong is True)
     except KeyboardInterrupt:

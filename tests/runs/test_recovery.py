@@ -55,7 +55,7 @@ def test_some_groups_have_their_own_effects(run):
 
 
 @pytest.mark.parametrize(
-    "groups, words",
+    ("groups", "words"),
     [
         ([0, 30], "from 0 to 30"),
         ([-1], "from -1"),

@@ -210,7 +210,7 @@ def other_model(prior=1, shift=0):
 
 
 @pytest.mark.parametrize(
-    "change, settings, options, words",
+    ("change", "settings", "options", "words"),
     [
         ({"prior": 2}, {}, {}, "another prior, likelihood, Deterministic or constant"),
         ({"prior": 1.5}, {}, {}, "another prior, likelihood, Deterministic or constant"),
@@ -300,7 +300,7 @@ def begun(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "change, words",
+    ("change", "words"),
     [
         ({"power": 2}, "another prior, likelihood, Deterministic or constant"),
         ({"inner": 0.25}, "another prior, likelihood, Deterministic or constant"),

@@ -286,7 +286,7 @@ def test_same_seed_gives_the_same_draws_whatever_the_cores_and_runs(model, sampl
 
 
 @pytest.mark.parametrize(
-    "batch_size, n_tuned, tuned_only",
+    ("batch_size", "n_tuned", "tuned_only"),
     [(20, 3, True), (20, 40, True), (20, 40, False), (None, 3, True), (None, 40, False)],
 )
 def test_restored_state_goes_on_exactly(model, n_tuned, tuned_only, batch_size):
