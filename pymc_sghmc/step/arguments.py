@@ -108,80 +108,80 @@ class SharedArguments(TypedDict, total=False):
     Parameters
     ----------
     batch_size : int, dict of {str: int} or "auto", optional
-        Rows in a minibatch, drawn anew at every inner step; as many as there are, or more, are all
-        of them. Likelihoods with different numbers of
-        rows take a dict that names observed variables, data containers or dims. "auto": as many as
-        give the most effective draws per row, by the noise measured; 10 to 500 with second-order
-        control variates. Default: the batches of ``pm.Minibatch``, or all data.
+        Rows in a minibatch, drawn anew at every inner step; a number above that of the rows means
+        all rows. "auto" chooses the number that gives the most effective draws per row, by the
+        measured noise: 10 to 500 with second-order control variates. A dict is for likelihoods
+        with different numbers of rows: its keys are observed variables, data containers or dims.
+        Default: the batches of ``pm.Minibatch``, or all data.
     data : dict of {str: array} or loader, optional
-        Data too large for the model, which is built with a few of their rows in ``pm.Data``: arrays
-        such as ``np.memmap`` by the names of these containers, of which no copy is made, or an
-        iterable of blocks of rows, see `pymc_sghmc.loaders`. Blocks are gone through in passes,
-        without replacement.
+        Data that are too large for the model. Build the model with a few of their rows in
+        ``pm.Data``. A dict has arrays, such as ``np.memmap``, by the names of these containers; no
+        copy is made. A loader is an iterable of blocks of rows, see `pymc_sghmc.loaders`; it is
+        read in passes, without replacement. Default: the model's own data.
     replace : bool, default True
-        Whether a row may come up again before all others have. With ``False``, and with a loader,
-        noise of the gradient isn't independent from step to step and is never compensated.
+        Whether rows are drawn with replacement. If ``False``, and with a loader, the noise of the
+        gradient depends on that of the step before, so no noise estimate can compensate it.
     learning_rate : "auto", float or callable, default "auto"
-        η, in units of squared unconstrained unknowns (with a ``preconditioner``, η multiplies it
-        and has no unit), or a schedule ``t -> η_t`` from `pymc_sghmc.schedules`. "auto": the
-        largest up to 0.25 (second order: 1) in units of the posterior's variances whose predicted
-        bias is within ``target_bias``.
+        The learning rate η: a number, or a schedule ``t -> η_t`` from `pymc_sghmc.schedules`. Its
+        unit is a squared parameter on the unconstrained scale; with a ``preconditioner`` it has
+        none. "auto" takes the largest rate whose predicted bias is within ``target_bias``, at most
+        0.25 (second order: 1) in units of the posterior variances.
     gradient : {"auto", "plain", "control_variates", "second_order"}, default "auto"
-        How minibatches estimate the gradient. "control_variates" adds the difference of the
-        minibatch's gradients here and at a centre to the gradient of all rows at the centre (Baker
-        et al. 2019), with rows drawn by their leverage: near the centre the noise is that of the
-        difference alone, whatever the number of rows. "second_order" takes out the slope of the
-        rows' gradients as well (Dang et al. 2019), so that some ten rows a step are enough, and
-        gives way to "control_variates", in words, where that is too noisy far from the centre.
-        "auto" takes what mixes faster at the same bias, chain by chain, by the noise measured;
-        second order with ``batch_size="auto"``, and in models with effects of groups.
+        How minibatches estimate the gradient. "plain" scales the sum over the minibatch.
+        "control_variates" adds only the difference to a reference point, at which the gradient of
+        all rows is known (Baker et al. 2019): near that point there is little noise, whatever the
+        number of rows. "second_order" removes the slope of that difference, too (Dang et al. 2019),
+        so that about ten rows a step are enough; where it is too noisy far from the reference
+        point, the step logs it and uses "control_variates". "auto" takes the gradient that mixes
+        faster at the same bias, for each chain, by the measured noise; second order only with
+        ``batch_size="auto"`` and in models with group effects.
     preconditioner : "auto", None, "diag", "dense" or array of shape (d,) or (d, d), default "auto"
-        M⁻¹, best near the posterior (co)variance of the raveled unconstrained unknowns, in the
-        order of ``model.value_vars``; ``None`` is 1. "dense" and "diag" take it from the curvature
-        at the centre. "auto": dense up to 1,000 unknowns, above that diagonal, or with effects
-        diagonal and a few directions; and 1 with a given learning rate, which then has the
-        unknowns' unit.
+        M⁻¹, best near the posterior variances, (d,), or covariance, (d, d), of all parameters on
+        the unconstrained scale, raveled in the order of ``model.value_vars``. "diag" and "dense"
+        take it from the curvature at the reference point; ``None`` is 1. "auto" is dense up to
+        1,000 parameters, above that diagonal, with a few directions if there are group effects.
+        With a given learning rate "auto" is 1, because another value would change its unit.
     centring : "auto", None or dict of {str: float}, default "auto"
-        How far effects u of an unknown scale τ, in either form, ``Normal("u", mu, tau)`` and ``tau
-        * z``, are centred while sampling: the chain runs in uτ^(λ−1), which traces don't show. λ =
-          1 is u,
-        0 is u/τ. "auto": λ = r/(1 + r) for each entry, r the curvature of its likelihood over that
-        of its prior (Papaspiliopoulos et al. 2007; Gorinova et al. 2020); with a given learning
-        rate and no ``preconditioner``, as ``None``: the model's own form. A dict names λ of
-        unknowns.
+        How far group effects of unknown scale are centred while sampling. The model may have either
+        form, centred or non-centred, and the trace does not change. 1 is fully centred, 0 fully
+        non-centred. "auto" chooses a number for each group by how much its rows say about its
+        effect (Papaspiliopoulos et al. 2007; Gorinova et al. 2020). ``None`` keeps the model's own
+        form, as "auto" does with a given learning rate and no ``preconditioner``. A dict gives
+        the numbers by the names of parameters.
     marginalize : str, variable or list of them, default ()
-        Effects of groups to integrate out: unknowns with an entry for each group, of which a row
-        sees those of its own group alone, such as ``u[group]``. What is left is small and nearly
-        Gaussian, and minibatches draw groups with all of their rows, so that steps cost the same
-        with ten groups or a million. ``batch_size`` stays a number of rows, on average. Groups of
-        very many rows stay.
+        Group effects to integrate out: parameters with an entry for each group, of which a row sees
+        only that of its own group, such as ``u[group]``. Few parameters are left, and minibatches
+        draw groups with all of their rows: a step costs the same for ten groups and for a million.
+        ``batch_size`` stays a number of rows, on average.
     recover : bool, default True
-        Whether each recorded draw has the effects that were integrated out, drawn given all else:
-        a few evaluations of all rows for each draw. ``False``: NaN, and `recover_effects` draws
-        them for some draws afterwards.
+        Whether each recorded draw has values of the effects that were integrated out, drawn given
+        all other parameters. This costs a few evaluations of all rows for each draw. With ``False``
+        they are NaN, and `recover_effects` draws them afterwards for some draws.
     target_bias : float, default 0.05
-        Relative bias of the variances that automatic settings may cost, by what is measured of the
-        gradient's noise: 0.05 is 2.5 % of a standard deviation.
+        Relative bias of the posterior variances that automatic settings may cause, as predicted
+        from the noise of the gradient. 0.05 makes standard deviations about 2.5 % too large.
     centre : dict, optional
-        Point for control variates and curvature, such as ``pm.find_MAP()`` returns. Default: the
-        mode that the step finds, or the mean of the tuning draws where they leave the mode.
+        Reference point for control variates and curvature, such as ``pm.find_MAP()`` returns.
+        Default: the mode that the step finds, or the mean of the tuning draws if they leave it.
     n_steps : int or "auto", default "auto"
-        Inner steps per draw, which holds the last position. "auto": 10; with second-order control
-        variates as few as make draws nearly independent, 3 to 10; and up to five times as many
-        where tuning draws are too much alike. With a ``learning_rate`` of your own 10.
+        Inner steps per draw; a draw is the position after the last one. "auto" is 10. With
+        second-order control variates it is the fewest, from 3 to 10, that make draws nearly
+        independent, and up to five times as many if tuning draws are too correlated. With a
+        given ``learning_rate`` it is 10.
     temperature : float, default 1.0
-        T: the chain samples exp(−U/T). 1 is the posterior; at 0 no noise is added, and the sampler
-        is an optimiser.
+        T of the sampled distribution exp(−U/T), where U is minus the log posterior density. 1 is
+        the posterior. At 0 no noise is added, and the sampler is an optimiser.
     model : pm.Model, optional
         Default: the model of the context.
     rng : numpy.random.Generator or int, optional
         ``pm.sample(random_seed=...)`` replaces it.
     initial_point : dict, optional
-        Gives the shapes of the unknowns; default: the model's initial point.
+        A point of the model that gives the shapes of the parameters. Default: the model's initial
+        point.
     compile_kwargs : dict, optional
         Keyword arguments of ``pymc.pytensorf.compile``, such as ``{"mode": "NUMBA"}``.
     blocked : bool, default True
-        One step for all unknowns. ``False`` makes one step for each.
+        Whether one step samples all parameters; ``False`` makes one step for each.
     """
 
     batch_size: Annotated[
