@@ -51,6 +51,8 @@ def pymc_model_and_draws(idata: Any, model: Any, caller: str) -> tuple[Any, Mode
             f"{caller}(model={type(model).__name__}): model must be the PyMC model that was "
             "sampled, or a built model of Bambi."
         )
+    if not _is_by_bambi(idata):
+        return idata, pymc_model  # pm.sample made them: nothing was shifted
     undo = getattr(model, "_re_center_intercept", None)
     if undo is not None:
         return undo(idata), pymc_model

@@ -15,17 +15,21 @@ __all__ = ["not_finite", "refuse_empty_data"]
 MOST_LISTED = 5  # rows that a message names
 
 
-def refuse_empty_data(model: Model, elsewhere: Mapping[str, int] | None = None) -> None:
-    """Refuse a model of which minibatches are wanted and that has no rows.
+def refuse_empty_data(
+    model: Model, elsewhere: Mapping[str, int] | None = None, asked_by: str = "batch_size"
+) -> None:
+    """Refuse a model whose rows are needed and that has none.
 
     Parameters
     ----------
     model : pm.Model
     elsewhere : dict of {str: int}, optional
         Names of containers whose rows come from elsewhere.
+    asked_by : str, default "batch_size"
+        The argument that needs rows.
     """
     observed = observed_variables(model)
-    if not observed:
+    if not observed and asked_by == "batch_size":
         raise ValueError(
             "batch_size: the model has no observed variable, so it has no rows of data. Pass "
             "observed= to its likelihood, or leave batch_size out."
@@ -37,7 +41,7 @@ def refuse_empty_data(model: Model, elsewhere: Mapping[str, int] | None = None) 
             if leaf in model.data_vars or leaf is full_data(model.rvs_to_values[variable]):
                 name = leaf.name or variable.name
                 raise ValueError(
-                    f"batch_size: {name!r} has no rows: its data have the shape "
+                    f"{asked_by}: {name!r} has no rows: its data have the shape "
                     f"{np.shape(array_of(leaf))}. Pass data with rows, and look for a filter "
                     "that leaves none."
                 )

@@ -91,8 +91,9 @@ def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=No
     ValueError
         If the data can't be cut into independent rows, or ``batch_size`` doesn't fit them.
     """
-    if batch_size not in (None, ALL_ROWS):
-        refuse_empty_data(model, lengths)
+    if batch_size is not None:
+        asked_by = "marginalize" if batch_size == ALL_ROWS else "batch_size"
+        refuse_empty_data(model, lengths, asked_by)
     variables = [v for v in density_variables(model) if v not in without]
     factors = dict(zip(variables, model.logp(vars=variables, sum=False), strict=True))
     minibatches = minibatch_outputs(factors.values())

@@ -51,6 +51,8 @@ def test_other_results_and_models_are_left_alone(fitted):
     unmarked = idata.copy()
     unmarked["posterior"] = idata["posterior"].to_dataset().drop_attrs()
     assert pymc_model_and_draws(unmarked, model.backend.model, "f")[0] is unmarked
+    # pm.sample in Bambi's PyMC model marks nothing, and shifts nothing
+    assert pymc_model_and_draws(unmarked, model, "f") == (unmarked, model.backend.model)
     with pytest.raises(TypeError, match="must be the PyMC model"):
         check_bias(idata, "model")
 

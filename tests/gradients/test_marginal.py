@@ -1025,3 +1025,11 @@ def test_a_group_with_most_of_the_rows_is_named_before_set_up(caplog):
     [record] = caplog.records
     assert "group 7 of u" in record.getMessage()
     assert "a likelihood of their own" in record.getMessage()
+
+
+def test_groups_without_any_row_are_refused_in_words():
+    with pm.Model():
+        u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), shape=5)
+        pm.Normal("y", u[np.empty(0, int)], 1, observed=np.empty(0))
+        with pytest.raises(ValueError, match="marginalize: 'y' has no rows"):
+            SGHMC(marginalize=["u"])
