@@ -31,7 +31,7 @@ class Graph(NamedTuple):
     position: pt.TensorVariable
     prior_weight: pt.TensorVariable
     row_weights: list  # a vector for each group of rows
-    rows: list  # a vector of row numbers for each
+    rows: list  # a vector of row numbers, or numbers of clusters, for each
     arrays: list  # whose rows they are
     given: list  # parameters that other steps sample, and inputs of rewrites
     logp: pt.TensorVariable  # scalar, weighted
@@ -40,7 +40,7 @@ class Graph(NamedTuple):
 
     @property
     def variables(self) -> list:
-        """The model's own variables that make up the position."""
+        """The variables of the model's graphs that make up the position, rewritten ones if any."""
         return list(self.model.variables)
 
     def at_position(self, graphs: list, variables: list | None = None) -> list:
@@ -239,7 +239,7 @@ def _gradient(logp, variables):
     except (NotImplementedError, NullTypeGradError) as error:
         raise ValueError(
             "The log-density has no gradient that PyTensor could take. Give the operation one, "
-            "write it with PyTensor's own, or leave the unknowns to a step that needs none, such "
+            "write it with PyTensor's own, or leave the parameters to a step that needs none, such "
             f"as pm.Slice. (PyTensor says: {str(error).strip().splitlines()[0]})"
         ) from error
     return pt.concatenate([g.ravel() for g in grads])

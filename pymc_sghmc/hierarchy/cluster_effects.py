@@ -46,8 +46,8 @@ def named_effects(model, names, point) -> list[ClusterEffect]:
             made_of = [rv.name for rv in model.free_RVs if rv.name in known and rv in behind]
             of = f", but computed from {quoted(made_of)}" if made_of else ""
             raise ValueError(
-                f"marginalize={given!r}: {name!r} is no unknown of the model{of}. Name the "
-                "unknowns that have a prior of their own, of several entries: "
+                f"marginalize={given!r}: {name!r} is no parameter of the model{of}. Name the "
+                "parameters that have a prior of their own and several entries: "
                 f"{quoted(known) or 'there are none'}."
             )
         value = model.rvs_to_values[rv]
@@ -97,7 +97,7 @@ def clustered_rows(model, effects, terms, others, shapes) -> Clustering:
         if effect.value in ancestors(others):
             raise refused(
                 effect.rv.name,
-                "another unknown, a potential or a likelihood that isn't cut into "
+                "another parameter, a potential or a likelihood that isn't cut into "
                 "minibatches depends on it, too",
             )
         if others_in := [

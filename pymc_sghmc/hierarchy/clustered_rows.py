@@ -254,8 +254,8 @@ def axis_of(view, effect):
 
 
 def refused(effect: str, reason: str) -> ValueError:
-    """Words for an unknown that is no effect of groups."""
+    """Return the error for a parameter that can't be integrated out group by group."""
     return ValueError(
         f"marginalize: {effect!r} can't be integrated out group by group: {reason}. Leave "
-        "it out of marginalize; it is then sampled like any other unknown."
+        "it out of marginalize; it is then sampled like any other parameter."
     )

@@ -64,9 +64,9 @@ def integrate_out(
     k = clustered.likelihood
     if clustered.rows.size > MOST_COEFFICIENTS:
         raise ValueError(
-            f"marginalize: each group has {clustered.rows.size} numbers, and integrals are taken "
-            f"over {MOST_COEFFICIENTS} at most. Name fewer unknowns; the others are sampled as "
-            "ever."
+            f"marginalize: each group has {clustered.rows.size} coefficients, and integrals are "
+            f"taken over {MOST_COEFFICIENTS} at most. Name fewer parameters; the others are "
+            "sampled as ever."
         )
     likelihood = rows.likelihoods[k]
     group = likelihood.group
@@ -190,8 +190,8 @@ class Marginal(Rewrite):
     choice : tuple of int
         How many nodes there may be for each coefficient.
     error : float
-        How far the gradient is from that with more or fewer nodes, in posterior standard
-        deviations.
+        How far the gradient is off in posterior standard deviations: against more nodes, by modes
+        that nodes miss, and infinity if the reference point moves with the nodes.
     modes : ClusterModes
         Searches where coefficients lie.
     draw : EffectDraws

@@ -81,7 +81,9 @@ def integrated_effects(model, given, point, variables) -> tuple:
             f"marginalize={list(names)!r} with vars: vars lacks {quoted(missing)}. Add it."
         )
     if not left:
-        raise ValueError(f"marginalize={list(names)!r}: no unknown is left to sample. Name fewer.")
+        raise ValueError(
+            f"marginalize={list(names)!r}: no parameter is left to sample. Name fewer."
+        )
     return effects, left
 
 

@@ -151,9 +151,9 @@ def from_pm_minibatch(model, factors) -> dict:
     for variable in model.free_RVs:
         if variable in factors and minibatch_outputs([factors[variable]]):
             raise ValueError(
-                f"The unknown {variable.name!r} has a prior that depends on pm.Minibatch: an "
-                "unknown indexed by row can't be sampled from minibatches. Marginalise it out of "
-                "the model, or use NUTS on the full data."
+                f"The parameter {variable.name!r} has a prior that depends on pm.Minibatch: a "
+                "parameter with an entry per row can't be sampled from minibatches. Integrate it "
+                "out of the model, or use NUTS on the full data."
             )
     return candidates
 
@@ -185,9 +185,9 @@ def refuse_imputed(model, variable) -> None:
     name = variable.name.removesuffix("_observed")
     if name != variable.name and f"{name}_unobserved" in model.named_vars:
         raise ValueError(
-            f"{name!r} is observed with missing values, and PyMC makes each of them an unknown: "
-            "an unknown indexed by row can't be sampled from minibatches. Drop the rows with "
-            "missing values, or use NUTS."
+            f"{name!r} is observed with missing values, and PyMC makes each of them a parameter: "
+            "a parameter with an entry per row can't be sampled from minibatches. Drop the rows "
+            "with missing values, or use NUTS."
         )
 
 

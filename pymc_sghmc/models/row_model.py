@@ -34,9 +34,9 @@ class RowLikelihood:
     """Log-likelihood of chosen rows of one group of observations, or of clusters of such rows."""
 
     group: Group  # names of the observed variables, and the size of a minibatch
-    log_likelihood: TensorVariable  # (n,), in the model's variables and the group's batches
+    log_likelihood: TensorVariable  # (n,), in `RowModel.variables` and the group's batches
     index: TensorVariable  # (n,), which rows or clusters
-    row_numbers: TensorVariable  # of all rows of the data that they read
+    row_numbers: TensorVariable  # numbers of the data rows that these rows or clusters read
     is_clustered: bool = False  # whether these are clusters of rows
 
 
@@ -49,7 +49,7 @@ class RowModel:
     parameters : Unknowns
         What a position is made of.
     point : dict of {str: array}
-        A point of the model; gives the shapes.
+        A point of the model: shapes, and the first values of what other steps sample.
     variables : tuple of TensorVariable
         Of the graphs, one for each parameter: the model's value variables, or coordinates that
         have taken their places.
@@ -63,8 +63,8 @@ class RowModel:
     conditioned_on : tuple of TensorVariable
         Value variables that other steps sample.
     held : dict of {TensorVariable: TensorVariable}
-        Graphs of the parameters that gradients don't pass through, and the variables that stand
-        for them until the gradient is taken. (PyTensor's ``disconnected_grad`` doesn't survive
+        Variables that stand for graphs until the gradient is taken, and these graphs: gradients
+        don't pass through them. (PyTensor's ``disconnected_grad`` doesn't survive
         PyMC's ``rewrite_pregrad``, in 5.28 and in 6.)
     rewrites : tuple
         What has changed the model's graphs, see `gradients.rewrite.Rewrite`.

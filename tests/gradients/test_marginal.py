@@ -712,7 +712,7 @@ def by_offset(u, tau):
 TOLD = {
     beyond: "'y' picks entries by number.*out of bounds",
     by_potential: "marginalize: no likelihood.*a pm.Potential",
-    by_offset: "'v' is no unknown of the model, but computed from 'u'. Name",
+    by_offset: "'v' is no parameter of the model, but computed from 'u'. Name",
 }
 
 
@@ -745,7 +745,7 @@ def test_priors_that_mix_groups_are_refused(prior):
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"marginalize": ["v"]}, "'v' is no unknown"),
+    ({"marginalize": ["v"]}, "'v' is no parameter"),
     ({"marginalize": ["tau"]}, "'tau' is one number"),
     ({"marginalize": [3]}, "must be names"),
     ({"marginalize": True}, "must be names"),

@@ -200,7 +200,7 @@ def test_unknown_by_row_of_pm_minibatch_is_refused():
         x, y = pm.Minibatch(X[:, 0], Y, batch_size=4)
         z = pm.Normal("z", pm.Normal("b") * x, 1, shape=4)
         pm.Normal("y", z, 1, observed=y, total_size=N)
-    refusal(model, None, "'z'", "pm.Minibatch", "Marginalise")
+    refusal(model, None, "'z'", "pm.Minibatch", "Integrate it out")
 
 
 def test_prior_from_row_data_is_refused():
