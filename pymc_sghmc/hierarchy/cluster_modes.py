@@ -6,7 +6,6 @@ Knows densities and rows, no chain.
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytensor.tensor as pt
 
 from pymc.pytensorf import compile
 
@@ -90,13 +89,8 @@ class ClusterModes:
 
     def __init__(self, marginal: Any, density: Any):
         self._marginal = marginal
-        graph = density.graph
-        index = graph.rows[marginal.likelihood]
-        coefficients = pt.dmatrix("coefficients")
-        derivatives = marginal.graph.derivatives(index, coefficients)
-        outputs = graph.at_position(derivatives, list(density.unknowns.variables))
-        shift = marginal.graph.shift
-        inputs = [graph.position, shift, coefficients, *graph.rows, *graph.arrays, *graph.given]
+        graph = marginal.graph
+        inputs, outputs = graph.of_coefficients(density, marginal.likelihood, graph.derivatives)
         # of many nodes and for few calls, it takes longer to compile than to run
         self._derivatives = compile(inputs, outputs, mode=STABLE, on_unused_input="ignore")
 

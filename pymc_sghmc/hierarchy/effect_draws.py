@@ -6,7 +6,6 @@ Knows densities and rows, no chain.
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytensor.tensor as pt
 
 from pymc_sghmc.gradients.passes import by_row
 from pymc_sghmc.hierarchy.cluster_modes import where
@@ -50,15 +49,9 @@ class EffectDraws:
     def __init__(self, marginal: Any, density: Any):
         self._marginal = marginal
         self._hard: tuple[np.ndarray, np.ndarray] | None = None  # slopes of sites it is for
-        graph = density.graph
-        index = graph.rows[marginal.likelihood]
-        coefficients = pt.dmatrix("coefficients")
-        likelihood, prior = marginal.graph.given_coefficients(index, coefficients)
-        outputs = [likelihood + prior, *marginal.graph.gaussian(index)]
-        outputs += marginal.graph.gaussian(index, of_prior=True)
-        outputs = graph.at_position(outputs, list(density.unknowns.variables))
-        shift = marginal.graph.shift
-        inputs = [graph.position, shift, coefficients, *graph.rows, *graph.arrays, *graph.given]
+        inputs, outputs = marginal.graph.of_coefficients(
+            density, marginal.likelihood, marginal.graph.joint
+        )
         self._joint = density.compiled(inputs, outputs)
 
     def _proposal(self, position, shift, inputs, n, n_nodes):

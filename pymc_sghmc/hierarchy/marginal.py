@@ -99,7 +99,7 @@ def integrate_out(
     return replace(
         rows,
         likelihoods=tuple(likelihoods),
-        held=held,
+        held={**rows.held, **held},
         rewrites=(*rows.rewrites, marginal),
         make_data=partial(
             ClusteredInMemory,

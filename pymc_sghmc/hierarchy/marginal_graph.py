@@ -8,6 +8,9 @@ Fisher's identity, Σ pₖ ∇ log p(rows, uₖ | θ): nodes aren't differentiat
 Knows graphs of rows and their groups, and no values.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import pytensor.tensor as pt
 
 from pytensor.graph.replace import clone_replace, vectorize_graph
@@ -93,6 +96,12 @@ class MarginalGraph:
         likelihood = _summed(of_rows[:, None], local, index.shape[0])[:, 0]
         return likelihood, self.rows.prior(coefficients, groups)
 
+    def joint(self, index, coefficients) -> list[TensorVariable]:
+        """Return what drawing needs, see `effect_draws.Joint`."""
+        likelihood, prior = self.given_coefficients(index, coefficients)
+        gaussians = [*self.gaussian(index), *self.gaussian(index, of_prior=True)]
+        return [likelihood + prior, *gaussians]
+
     def gaussian(self, index, of_prior=False) -> tuple[TensorVariable, TensorVariable]:
         """Location, (n, k), and Cholesky factor of the precision, (n, k, k), of coefficients."""
         sites = pt.full_like(index, NO_CLUSTER) if of_prior else index
@@ -145,6 +154,26 @@ class MarginalGraph:
         rows = [pt.grad(seen[:, i].sum(), coefficients, disconnected_inputs="ignore") for i in k]
         rows = clone_replace(rows, {coefficients: pt.zeros((n, self.k))}, rebuild_strict=False)
         return [[row[:, j] for j in k] for row in rows]
+
+    def of_coefficients(self, density: Any, likelihood: int, write: Callable[..., list]) -> tuple:
+        """Return inputs and outputs of a function of clusters' coefficients, to be compiled.
+
+        Parameters
+        ----------
+        density : LogDensity
+            Whose rows, arrays and other inputs the function takes, with a position in the model's
+            own coordinates, the shift and the coefficients before them.
+        likelihood : int
+            Which of its likelihoods has the clusters.
+        write : callable
+            From the numbers of some clusters and their coefficients to the outputs.
+        """
+        graph = density.graph
+        coefficients = pt.dmatrix("coefficients")
+        outputs = write(graph.rows[likelihood], coefficients)
+        outputs = graph.at_position(outputs, list(density.unknowns.variables))
+        inputs = [graph.position, self.shift, coefficients, *graph.rows, *graph.arrays]
+        return [*inputs, *graph.given], outputs
 
     def derivatives(self, index, coefficients) -> list[TensorVariable]:
         """Return what the search of modes needs, see `cluster_modes.Derivatives`."""

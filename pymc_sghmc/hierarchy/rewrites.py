@@ -58,21 +58,8 @@ def integrated_effects(model, given, point, variables) -> tuple:
     names = given["marginalize"]
     if not names:
         return [], variables
-    problems = {
-        "data": given["data"] is not None
-        and not isinstance(given["data"], Mapping)
-        and "a loader gives rows in windows, and groups need all of theirs at once. Pass arrays, "
-        "such as np.memmap",
-        "compile_kwargs": is_jax((given["compile_kwargs"] or {}).get("mode"))
-        and "JAX compiles for a fixed number of rows, and groups differ. Use Numba or C",
-        "blocked": not given["blocked"]
-        and "one step has to know all of the model. Leave it at True",
-        "temperature": given["temperature"] != 1.0
-        and "integrated out, effects have the temperature 1. Leave it at 1",
-    }
-    for name, problem in problems.items():
-        if problem:
-            raise ValueError(f"marginalize={list(names)!r} with {name}: {problem}.")
+    for name, obstacle in _obstacles(given).items():
+        raise ValueError(f"marginalize={list(names)!r} with {name}: {obstacle}.")
     effects = named_effects(model, names, point)
     gone = {effect.value: effect.rv.name for effect in effects}
     left = [v for v in variables if v not in gone]
@@ -85,6 +72,23 @@ def integrated_effects(model, given, point, variables) -> tuple:
             f"marginalize={list(names)!r}: no parameter is left to sample. Name fewer."
         )
     return effects, left
+
+
+def _obstacles(given) -> dict[str, str]:
+    """Arguments, by name, with which effects can't be integrated out, and why."""
+    problems = {
+        "data": given["data"] is not None
+        and not isinstance(given["data"], Mapping)
+        and "a loader gives rows in windows, and groups need all of theirs at once. Pass arrays, "
+        "such as np.memmap",
+        "compile_kwargs": is_jax((given["compile_kwargs"] or {}).get("mode"))
+        and "JAX compiles for a fixed number of rows, and groups differ. Use Numba or C",
+        "blocked": not given["blocked"]
+        and "one step has to know all of the model. Leave it at True",
+        "temperature": given["temperature"] != 1.0
+        and "integrated out, effects have the temperature 1. Leave it at 1",
+    }
+    return {name: problem for name, problem in problems.items() if problem}
 
 
 class Rewriting(NamedTuple):
@@ -107,11 +111,7 @@ def rewritten(rows: RowModel, model: Model, rewriting: Rewriting) -> RowModel:
 def advise_to_integrate_out(model, given, point, unknowns, gradient) -> None:
     """Log which effects could be integrated out, where there are many groups of few rows."""
     centring = centring_of(gradient.density)
-    data = given["data"]
-    streamed = data is not None and not isinstance(data, Mapping)
-    if centring is None or streamed or not given["blocked"] or given["temperature"] != 1.0:
-        return
-    if is_jax((given["compile_kwargs"] or {}).get("mode")):
+    if centring is None or _obstacles(given):
         return
     by_groups = {}
     for name in centring.by_name():
