@@ -29,7 +29,11 @@ class NonFinite(ArithmeticError):
     """
 
     def __init__(
-        self, position: np.ndarray, gradient: np.ndarray, logp: float, minibatch: Any = None
+        self,
+        position: np.ndarray,
+        gradient: np.ndarray,
+        logp: float | np.ndarray,
+        minibatch: Any = None,
     ) -> None:
         super().__init__(position, gradient, logp, minibatch)
         self.position = position

@@ -1,10 +1,20 @@
 """What gradients that know all rows at a centre have in common. Knows no formula of theirs."""
 
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from typing import Any, Self
+
+import pytensor.tensor as pt
 
 from pytensor.graph.replace import clone_replace
 
-from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
+from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.expansion import Expansion
+from pymc_sghmc.gradients.passes import Passes
+from pymc_sghmc.gradients.row_weights import RowWeights, Symbolic, symbolic_weights
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.data import InMemory, Minibatch
+from pymc_sghmc.rows.orders import Order
 
 __all__ = ["AroundCentre", "AroundExpansion"]
 
@@ -15,9 +25,13 @@ class AroundCentre:
     A copy has its own density, data and orders, as chains do; compiled functions stay the same.
     """
 
-    _own = "density", "data", "passes"  # attributes of which a copy has its own
+    density: LogDensity
+    data: InMemory
+    passes: Passes
+    anchor: Any  # `Anchor` or `Expansion`; None before `set_centre`
+    _own: tuple[str, ...] = "density", "data", "passes"  # attributes of which a copy has its own
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         for name in self._own:
@@ -26,11 +40,11 @@ class AroundCentre:
             copied.anchor = self.anchor._replace(order=deepcopy(self.anchor.order, memo))
         return copied
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_symbols": None, "_placed": None}
 
     @property
-    def order(self):
+    def order(self) -> Order:
         """In which order rows are drawn, by what is known at the centre."""
         return self.anchor.order
 
@@ -42,14 +56,20 @@ class AroundExpansion(AroundCentre):
     ``_function`` that is compiled of them.
     """
 
-    def __call__(self, position, minibatch):
+    anchor: Expansion
+    _function: Callable[..., Any]
+    _symbols: tuple[Any, ...]
+    _one: Array
+    _placed: RowWeights | None
+
+    def __call__(self, position: Array, minibatch: Minibatch) -> tuple[Array, Array]:
         """Log-density and gradient at ``position``."""
         rows, arrays = minibatch
         others = (*rows, *self.anchor.inputs, *arrays, *self.density.given)
         weights = self.order.weights(rows)
         return self._function(position, self._one, *weights, *others)
 
-    def symbolic(self, position, reports=False) -> tuple:
+    def symbolic(self, position: pt.TensorVariable, reports: bool = False) -> Symbolic:
         """Return log p̃ and ∇ log p̃ at a symbolic position, and their inputs.
 
         See `MinibatchGradient.symbolic`.
@@ -61,7 +81,7 @@ class AroundExpansion(AroundCentre):
         logp, grad = clone_replace([logp, grad], new, rebuild_strict=False)
         return logp, grad, drawn, [graph.prior_weight, *fixed, *inputs, *graph.arrays, *graph.given]
 
-    def fixed_inputs(self, arrays) -> tuple:
+    def fixed_inputs(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
         """Return the inputs that stay the same from one minibatch of ``arrays`` to the next."""
         anchor = self.anchor
         if self._placed is None or self._placed.order is not anchor.order:

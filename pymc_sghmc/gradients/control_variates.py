@@ -3,7 +3,8 @@
 Knows gradients and rows, no samplers and no way of finding a centre.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
@@ -13,10 +14,14 @@ from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.around_centre import AroundCentre
+from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.metric import Metric
-from pymc_sghmc.gradients.row_weights import RowWeights, symbolic_weights
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
+from pymc_sghmc.gradients.row_weights import RowWeights, Symbolic, symbolic_weights
 from pymc_sghmc.models.row_terms import difference, row_terms
-from pymc_sghmc.rows.orders import ByLeverage
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.data import InMemory, Minibatch
+from pymc_sghmc.rows.orders import ByLeverage, Order
 
 __all__ = ["Anchor", "ControlVariates"]
 
@@ -28,11 +33,11 @@ FEW_BYTES = 2**26  # that tables may have however small the data are
 class Anchor(NamedTuple):
     """What control variates know of all rows."""
 
-    centre: np.ndarray  # θ̂, (d,)
+    centre: Array  # θ̂, (d,)
     logp: float  # log-likelihood at θ̂
-    gradient: np.ndarray  # ∇ log-likelihood at θ̂, (d,)
-    order: object  # in which rows are drawn: by their leverage, or that of the plain gradient
-    tables: list  # of each group: what `row_terms` remembers of each row; empty without them
+    gradient: Array  # ∇ log-likelihood at θ̂, (d,)
+    order: Order  # in which rows are drawn: by their leverage, or that of the plain gradient
+    tables: list[Array]  # of each group: what `row_terms` remembers of each row; empty without them
 
 
 class ControlVariates(AroundCentre):
@@ -49,9 +54,13 @@ class ControlVariates(AroundCentre):
     gradient : MinibatchGradient
     """
 
+    anchor: Anchor
+    row_function: Any  # compiled; None where rows are not drawn independently
+    _symbols: tuple[Any, ...] | None
+    _placed: RowWeights | None
     _own = (*AroundCentre._own, "_plain_order")
 
-    def __init__(self, gradient):
+    def __init__(self, gradient: MinibatchGradient) -> None:
         self.density = gradient.density
         self.data = gradient.data
         self.passes = gradient.passes
@@ -64,9 +73,9 @@ class ControlVariates(AroundCentre):
         self.has_tables = self._symbols is not None
         self._one = np.ones((), dtype=self.density.weights_dtype)
         self._zero = np.zeros_like(self._one)
-        self.anchor = self._placed = None
+        self.anchor = self._placed = None  # type: ignore[assignment]
 
-    def set_centre(self, centre, metric: Metric) -> int:
+    def set_centre(self, centre: Array, metric: Metric) -> int:
         """Take θ̂, and a metric of the posterior's width; return the passes over all rows."""
         dtype = self.density.dtype
         position = centre.astype(dtype)
@@ -89,18 +98,18 @@ class ControlVariates(AroundCentre):
         self.anchor = Anchor(position, *self._likelihood(position), order, tables)
         return passes
 
-    def move_anchor(self):
+    def move_anchor(self) -> None:
         """Compute the log-likelihood and its gradient at θ̂ anew: one pass over all rows."""
         logp, grad = self._likelihood(self.anchor.centre)
         self.anchor = self.anchor._replace(logp=logp, gradient=grad)
 
-    def _likelihood(self, centre):
+    def _likelihood(self, centre: Array) -> tuple[float, Array]:
         logp, grad = self.passes.likelihood(centre)
         if not (np.isfinite(logp) and np.isfinite(grad).all()):
             raise NonFinite(centre, grad, float(logp))
         return float(logp), grad.astype(self.density.dtype)
 
-    def __call__(self, position, minibatch):
+    def __call__(self, position: Array, minibatch: Minibatch) -> tuple[Array, Array]:
         """Log-density and gradient at ``position``."""
         centre, anchor_logp, anchor, order, _ = self.anchor
         weights = order.weights(minibatch.rows)
@@ -109,7 +118,9 @@ class ControlVariates(AroundCentre):
         at_centre = self.density(centre, self._zero, weights, *minibatch)
         return logp - at_centre[0] + anchor_logp, grad - at_centre[1] + anchor
 
-    def noise_over_rows(self, positions, coordinates, rng) -> np.ndarray:
+    def noise_over_rows(
+        self, positions: Sequence[Array], coordinates: Metric, rng: np.random.Generator
+    ) -> Array:
         """Diagonal of V in φ, its mean over ``positions``, from all rows with random signs.
 
         Unbiased, and best where minibatches tell least: of an effect that few rows know of. Three
@@ -136,7 +147,7 @@ class ControlVariates(AroundCentre):
                 total += np.square(coordinates.pull_back(root)) / n / len(positions)
         return total
 
-    def symbolic(self, position, reports=False) -> tuple:
+    def symbolic(self, position: pt.TensorVariable, reports: bool = False) -> Symbolic:
         """Return None, ∇ log p̃ at a symbolic position, and its inputs.
 
         See `MinibatchGradient.symbolic`.
@@ -159,7 +170,7 @@ class ControlVariates(AroundCentre):
         others = [centre, anchor, *tables, *graph.arrays, *graph.given]
         return None, grad, drawn, [graph.prior_weight, *fixed, *others]
 
-    def fixed_inputs(self, arrays) -> tuple:
+    def fixed_inputs(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
         """Return the inputs that stay the same from one minibatch of ``arrays`` to the next."""
         centre, _, anchor, order, tables = self.anchor
         if self._placed is None or self._placed.order is not order:
@@ -169,7 +180,9 @@ class ControlVariates(AroundCentre):
         return (self._one, *fixed, centre, anchor, *self._placed.tables, *others)
 
 
-def _with_row_terms(density, data):
+def _with_row_terms(
+    density: LogDensity, data: InMemory
+) -> tuple[tuple[Any, ...], list[pt.TensorVariable]] | None:
     """Return ∇ log p̃ with what is remembered of each row in place of its gradient at θ̂, or None.
 
     None where the likelihood can't be cut that way, where it would take up much more memory, or

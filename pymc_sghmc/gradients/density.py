@@ -5,9 +5,9 @@ prior and each row have weights, so that one function serves minibatches, parts 
 graphs and what other steps sample; draws no rows.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pytensor.tensor as pt
@@ -20,6 +20,7 @@ from pymc_sghmc.compat import ancestors
 from pymc_sghmc.loops.backends import shared_values
 from pymc_sghmc.models.jumps import conditional_unknowns
 from pymc_sghmc.models.row_model import RowModel
+from pymc_sghmc.protocols import Array
 
 __all__ = ["Graph", "LogDensity"]
 
@@ -30,20 +31,22 @@ class Graph(NamedTuple):
     model: RowModel
     position: pt.TensorVariable
     prior_weight: pt.TensorVariable
-    row_weights: list  # a vector for each group of rows
-    rows: list  # a vector of row numbers, or numbers of clusters, for each
-    arrays: list  # whose rows they are
-    given: list  # parameters that other steps sample, and inputs of rewrites
+    row_weights: list[pt.TensorVariable]  # a vector for each group of rows
+    rows: list[pt.TensorVariable]  # a vector of row numbers, or numbers of clusters, for each
+    arrays: list[pt.TensorVariable]  # whose rows they are
+    given: list[pt.TensorVariable]  # parameters that other steps sample, and inputs of rewrites
     logp: pt.TensorVariable  # scalar, weighted
     gradient: pt.TensorVariable  # of it, (d,)
-    by_row: list  # log-likelihood of each row, by group
+    by_row: list[pt.TensorVariable]  # log-likelihood of each row, by group
 
     @property
-    def variables(self) -> list:
+    def variables(self) -> list[pt.TensorVariable]:
         """The variables of the model's graphs that make up the position, rewritten ones if any."""
         return list(self.model.variables)
 
-    def at_position(self, graphs: list, variables: list | None = None) -> list:
+    def at_position(
+        self, graphs: list[pt.TensorVariable], variables: list[pt.TensorVariable] | None = None
+    ) -> list[pt.TensorVariable]:
         """Write graphs of variables and batches as graphs of the position and of rows.
 
         Parameters
@@ -83,7 +86,7 @@ class LogDensity:
         Parameters of other steps on which the likelihood depends.
     """
 
-    def __init__(self, rows: RowModel, compile_kwargs: Mapping[str, Any] | None = None):
+    def __init__(self, rows: RowModel, compile_kwargs: Mapping[str, Any] | None = None) -> None:
         self.compile_kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
         self.unknowns = rows.parameters
         self.rewrites = rows.rewrites
@@ -134,13 +137,15 @@ class LogDensity:
             by_row=by_row,
         )
 
-    def compiled(self, inputs, outputs):
+    def compiled(
+        self, inputs: Sequence[pt.TensorVariable], outputs: Sequence[pt.TensorVariable]
+    ) -> Callable[..., Any]:
         """Compile more of the graph in the same way; inputs are trusted to have their types."""
         function = compile(inputs, outputs, **self.compile_kwargs)
         function.trust_input = True
         return function
 
-    def row_function(self, terms):
+    def row_function(self, terms: Sequence[pt.TensorVariable]) -> Callable[..., Any]:
         """Compile ``terms``, a matrix for each group of rows: f(position, rows, arrays, given)."""
         graph = self.graph
         inputs = [graph.position, *graph.rows, *graph.arrays, *graph.given]
@@ -180,34 +185,34 @@ class LogDensity:
         return found
 
     @property
-    def held(self) -> tuple:
+    def held(self) -> tuple[Any, ...]:
         """Values, now, of the model's data containers that aren't cut into minibatches."""
         return shared_values(self.function, self._n_inputs)
 
     @property
-    def given(self) -> tuple:
+    def given(self) -> tuple[Array, ...]:
         """Values, now, of the graph's ``given`` inputs."""
         return (*self.others, *[value() for value in self._input_values])
 
-    def condition_on(self, point) -> None:
+    def condition_on(self, point: Mapping[str, Any]) -> None:
         """Hold the parameters that other steps sample at their values in ``point``."""
         # copies: in workers PyMC changes the arrays of a point in place
         self.others = tuple(np.array(point[name], dtype=dtype) for name, dtype in self.given_types)
 
-    def to_model(self, position):
+    def to_model(self, position: Array) -> Array:
         """Return what a position is in the model's own coordinates."""
         for rewrite in reversed(self.rewrites):
             position = rewrite.to_model(position)
         return position
 
-    def from_model(self, position):
+    def from_model(self, position: Array) -> Array:
         """Return the position of parameters in the model's own coordinates."""
         for rewrite in self.rewrites:
             position = rewrite.from_model(position)
         return position
 
     @contextmanager
-    def at(self, others) -> Iterator[None]:
+    def at(self, others: tuple[Array, ...]) -> Iterator[None]:
         """Hold the parameters that other steps sample at these values for a while."""
         now = self.others
         self.others = others
@@ -216,24 +221,31 @@ class LogDensity:
         finally:
             self.others = now
 
-    def __call__(self, position, prior_weight, row_weights, rows, arrays):
+    def __call__(
+        self,
+        position: Array,
+        prior_weight: Array,
+        row_weights: Sequence[Array],
+        rows: Sequence[Array],
+        arrays: Sequence[Array],
+    ) -> tuple[Array, Array]:
         """Weighted log-density and gradient."""
         own = position.astype(self.dtype, copy=False)  # C takes no other
         return self.function(own, prior_weight, *row_weights, *rows, *arrays, *self.given)
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # Copies of a step share the data, the model's containers and the compiled function.
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         # Workers get no graph, which holds the model's containers; of data they get those of
         # `rows`.
         return {**self.__dict__, "graph": None, "sources": None}
 
 
-def _gradient(logp, variables):
+def _gradient(logp: pt.TensorVariable, variables: Sequence[pt.TensorVariable]) -> pt.TensorVariable:
     try:
         grads = pt.grad(rewrite_pregrad(logp), variables, disconnected_inputs="ignore")
     except (NotImplementedError, NullTypeGradError) as error:

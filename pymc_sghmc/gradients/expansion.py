@@ -5,15 +5,24 @@ Knows densities and rows, no minibatches of a chain.
 
 import math
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from numpy.typing import DTypeLike
 from scipy.sparse import issparse
 
 from pymc_sghmc.exceptions import NonFinite
+from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.jacobians import Full, Sparse, Zetas
 from pymc_sghmc.gradients.metric import Metric
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.data import InMemory
 from pymc_sghmc.rows.orders import ByLeverage
+
+if TYPE_CHECKING:
+    from pymc_sghmc.gradients.second_order import SecondOrder
 
 __all__ = ["Expansion", "expand", "fits", "fitted", "is_right", "noise_at"]
 
@@ -30,20 +39,20 @@ TOLERANCE = 1e-9  # of eigenvalues that count as zero in a regression
 class Expansion(NamedTuple):
     """Quadratic functions beside all rows, and their sum."""
 
-    centre: np.ndarray  # θ̂, (d,)
-    logp: np.ndarray  # log-likelihood at θ̂, a number
-    gradient: np.ndarray  # its gradient there, (d,)
-    hessian: tuple  # Σ JᵀCJ, (d, d); or of compressed sparse rows
+    centre: Array  # θ̂, (d,)
+    logp: Array  # log-likelihood at θ̂, a number
+    gradient: Array  # its gradient there, (d,)
+    hessian: tuple[Array, ...]  # Σ JᵀCJ, (d, d); or of compressed sparse rows
     order: ByLeverage  # in which rows are drawn
-    tables: list  # of each group a, b and C of each row
+    tables: list[Array]  # of each group a, b and C of each row
 
     @property
-    def inputs(self) -> tuple:
+    def inputs(self) -> tuple[Array, ...]:
         """What compiled functions take, in their order."""
         return self.centre, self.logp, self.gradient, *self.hessian, *self.tables
 
 
-def expand(gradient, centre, metric: Metric) -> tuple[Expansion, float]:
+def expand(gradient: "SecondOrder", centre: Array, metric: Metric) -> tuple[Expansion, float]:
     """Find slopes, sums and leverages around a centre; return the passes that it took, too.
 
     The slope C of a row is that of least squares of c − ĉ over probes at 1 and at 3 sds. The sum
@@ -69,7 +78,7 @@ def expand(gradient, centre, metric: Metric) -> tuple[Expansion, float]:
     probes = [(centre + shift).astype(dtype) for shift in shifts]
     logp = 0.0
     slope = np.zeros(d)
-    hessian = 0.0
+    hessian: Any = 0.0  # a matrix, full or sparse
     tables = [
         np.empty((n, q.size), dtype=dtype)
         for n, q in zip(data.n_rows, gradient.quadratics, strict=True)
@@ -104,14 +113,19 @@ def expand(gradient, centre, metric: Metric) -> tuple[Expansion, float]:
     return found, 2.0 + len(probes) + J.n_points
 
 
-def _arrays_of(hessian, dtype) -> tuple:
+def _arrays_of(hessian: Any, dtype: DTypeLike) -> tuple[Array, ...]:
     """Return the arrays of a matrix: one, or three of compressed sparse rows."""
     if issparse(hessian):
         return hessian.data.astype(dtype), *map(np.int32, (hessian.indices, hessian.indptr))
     return (hessian.astype(dtype),)
 
 
-def fits(jacobian, zetas, density, data) -> bool:
+def fits(
+    jacobian: Callable[[Zetas, Array, Array], Sparse],
+    zetas: Callable[..., Any],
+    density: LogDensity,
+    data: InMemory,
+) -> bool:
     """Whether all rows depend on as few unknowns as a sparse Jacobian holds.
 
     Parameters
@@ -126,7 +140,9 @@ def fits(jacobian, zetas, density, data) -> bool:
         for rows in np.array_split(chunk.rows, math.ceil(chunk.rows.size / FITTED_ROWS)):
             inputs = (*data.part(chunk.group, rows).rows, *chunk.arrays, *density.given)
 
-            def of_rows(point, inputs=inputs, k=chunk.group):
+            def of_rows(
+                point: Array, inputs: tuple[Any, ...] = inputs, k: int = chunk.group
+            ) -> Array:
                 return zetas(point.astype(density.dtype), *inputs)[k].astype(float)
 
             if not jacobian(of_rows, np.zeros(density.d), np.ones(density.d)).is_right():
@@ -134,7 +150,7 @@ def fits(jacobian, zetas, density, data) -> bool:
     return True
 
 
-def is_right(gradient, centre, metric: Metric) -> bool:
+def is_right(gradient: "SecondOrder", centre: Array, metric: Metric) -> bool:
     """Whether derivatives by way of ζ are those of the model, on some rows at two points.
 
     A check on the user's own model, before its chains depend on graphs that were cut.
@@ -156,7 +172,7 @@ def is_right(gradient, centre, metric: Metric) -> bool:
     return True
 
 
-def noise_at(gradient, points, coordinates) -> list:
+def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metric) -> Array:
     """See `SecondOrder.noise_at`."""
     anchor = gradient.anchor
     d = gradient.density.d
@@ -180,7 +196,9 @@ def noise_at(gradient, points, coordinates) -> list:
     return squares - np.square(sums)
 
 
-def _blocks(gradient, n_rows=None):
+def _blocks(
+    gradient: "SecondOrder", n_rows: int | None = None
+) -> Iterator[tuple[Array, tuple[Any, ...], int]]:
     """Yield rows of one group, few enough for their Jacobians, and what their functions take.
 
     With ``n_rows`` only so many of each group.
@@ -198,12 +216,12 @@ def _blocks(gradient, n_rows=None):
             yield rows, (*numbers, *chunk.arrays, *gradient.density.given), chunk.group
 
 
-def _parts(first, m):
+def _parts(first: Array, m: int) -> tuple[Array, Array, Array]:
     """ℓ, c and ζ."""
     return first[:, 0], first[:, 1 : 1 + m], first[:, 1 + m :]
 
 
-def _differences(there, here, m):
+def _differences(there: Array, here: Array, m: int) -> Array:
     """Of c and of ζ; zero where there is no number."""
     return (
         np.nan_to_num((there - here)[:, 1:], posinf=0.0, neginf=0.0)
@@ -212,17 +230,19 @@ def _differences(there, here, m):
     )
 
 
-def _jacobian(gradient, k, centre, coordinates, inputs):
+def _jacobian(
+    gradient: "SecondOrder", k: int, centre: Array, coordinates: Metric, inputs: tuple[Any, ...]
+) -> Full | Sparse:
     """∂ζ/∂θ of some rows of a group."""
     dtype = gradient.density.dtype
 
-    def zetas(point):
+    def zetas(point: Array) -> Array:
         return gradient.zetas(point.astype(dtype), *inputs)[k].astype(float)
 
     return gradient.jacobian(zetas, centre, coordinates.sds())
 
 
-def fitted(left, dzeta):
+def fitted(left: Array, dzeta: Array) -> Array:
     """Symmetric X of least squares of ``left`` on ``dzeta``, (n, m, m); 0 where undetermined."""
     if left.shape[-1] == 1:
         square = np.square(dzeta).sum(axis=1)[..., None]

@@ -5,23 +5,27 @@ Knows the functions of rows and their unknowns, no sampler and no way of finding
 
 import math
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
 from scipy.sparse import bsr_array, csr_array
 
-from pymc_sghmc.gradients.metric import Dense
+from pymc_sghmc.gradients.metric import Dense, Metric
+from pymc_sghmc.protocols import Array
 
-__all__ = ["Full", "Sparse", "sparse"]
+__all__ = ["Full", "MakeJacobian", "Sparse", "Zetas", "sparse"]
 
 FAR = 2.0**10  # sds: ζ is linear, and a long way has the smaller relative error of rounding
 FEW = 64  # entries of an unknown that are moved one by one, or columns of one
 ZERO = 1e-9  # of the largest derivative by a column, below which there is none
 
+Zetas = Callable[[Array], Array]  # ζ of some rows at a position, (n, m)
+MakeJacobian = Callable[[Zetas, Array, Array], "Full | Sparse"]  # of ζ, a centre and sds
 
-def sparse(shapes) -> Callable | None:
+
+def sparse(shapes: Sequence[tuple[int, ...]]) -> Callable[[Zetas, Array, Array], "Sparse"] | None:
     """Return `Sparse` of the columns of which a row depends on one entry each, if there are such.
 
     Parameters
@@ -63,33 +67,33 @@ class Full:
         Of the unknowns.
     """
 
-    def __init__(self, zetas, centre, sds):
+    def __init__(self, zetas: Zetas, centre: Array, sds: Array) -> None:
         here = zetas(centre)
         self.n_points = 1 + centre.size
-        self.J = np.empty((*here.shape, centre.size))
+        self.J: Array = np.empty((*here.shape, centre.size))
         for i, sd in enumerate(sds):
             point = centre.copy()
             point[i] += FAR * sd
             self.J[:, :, i] = (zetas(point) - here) / (FAR * sd)
 
-    def hessian(self, C):
+    def hessian(self, C: Array) -> Array:
         """Σ JᵀCJ with C of each row, (n, m, m)."""
         d = self.J.shape[-1]
         CJ = np.einsum("nab,nbd->nad", C, self.J)
         return self.J.reshape(-1, d).T @ CJ.reshape(-1, d)
 
-    def total(self, c):
+    def total(self, c: Array) -> Array:
         """Σ Jᵀc with c of each row, (n, m)."""
         return np.einsum("nad,na->d", self.J, c)
 
-    def spread(self, coordinates):
+    def spread(self, coordinates: Metric) -> Array:
         """Covariance of ζ of each row where θ = Lφ and that of φ is 1, (n, m, m)."""
         d = self.J.shape[-1]
         # one product for all rows: NumPy makes one for each where there is a third axis
         JL = (self.J.reshape(-1, d) @ coordinates.matrix()).reshape(self.J.shape)
         return np.einsum("nad,nbd->nab", JL, JL)
 
-    def squares(self, c, coordinates, weights):
+    def squares(self, c: Array, coordinates: Metric, weights: Array) -> Array:
         """Σ w (LᵀJᵀc)² with c and a weight w of each row."""
         forces = np.einsum("nad,na->nd", self.J, c)
         return weights @ np.square(forces @ coordinates.matrix())
@@ -109,7 +113,7 @@ class Sparse:
         Places of unknowns in a position.
     """
 
-    def __init__(self, zetas, centre, sds, columns):
+    def __init__(self, zetas: Zetas, centre: Array, sds: Array, columns: Sequence[Array]) -> None:
         here = zetas(centre)
         self._zetas = zetas
         self._centre = centre
@@ -117,8 +121,8 @@ class Sparse:
         self._sds = FAR * sds
         self.n_points = 1
         self._columns = columns
-        self.places = np.zeros((*here.shape, len(columns)), dtype=np.int64)
-        self.J = np.zeros(self.places.shape)
+        self.places: Array = np.zeros((*here.shape, len(columns)), dtype=np.int64)
+        self.J: Array = np.zeros(self.places.shape)
         for k, column in enumerate(columns):
             one = self._moved(column, 1.0)
             depends = np.abs(one) > ZERO * np.abs(one).max(initial=0.0)
@@ -130,7 +134,7 @@ class Sparse:
             self.places[..., k] = column[place]
             self.J[..., k] = np.where(depends, one, 0.0) / self._sds[self.places[..., k]]
 
-    def _moved(self, column, by):
+    def _moved(self, column: Array, by: Array | float) -> Array:
         point = self._centre.copy()
         point[column] += by * self._sds[column]
         self.n_points += 1
@@ -151,7 +155,7 @@ class Sparse:
                 return False
         return True
 
-    def _by_row(self, c):
+    def _by_row(self, c: Array) -> csr_array:
         """Jᵀc of each row, (n, d)."""
         n = len(self.J)
         d = self._centre.size
@@ -159,40 +163,40 @@ class Sparse:
         entries = (self.J * c[..., None]).ravel(), self.places.ravel(), ends
         return csr_array(entries, shape=(n, d))
 
-    def hessian(self, C):
+    def hessian(self, C: Array) -> csr_array:
         """Σ JᵀCJ with C of each row, (n, m, m)."""
         n, m, k = self.J.shape
         ends = np.arange(n * m + 1) * k
         shape = (n * m, self._centre.size)
         J = csr_array((self.J.ravel(), self.places.ravel(), ends), shape=shape, copy=True)
         J.eliminate_zeros()
-        C = bsr_array((C, np.arange(n), np.arange(n + 1)), shape=(n * m, n * m))
-        return (J.T @ (C.tocsr() @ J)).tocsr()
+        blocks = bsr_array((C, np.arange(n), np.arange(n + 1)), shape=(n * m, n * m))
+        return (J.T @ (blocks.tocsr() @ J)).tocsr()
 
-    def total(self, c):
+    def total(self, c: Array) -> Array:
         """Σ Jᵀc with c of each row, (n, m)."""
         entries = (self.J * c[..., None]).ravel()
         return np.bincount(self.places.ravel(), entries, minlength=self._centre.size)
 
-    def spread(self, coordinates):
+    def spread(self, coordinates: Metric) -> Array:
         """Covariance of ζ of each row where θ = Lφ and that of φ is 1, (n, m, m)."""
         if isinstance(coordinates, Dense):
             JL = self.J[..., None, :] @ coordinates.factor[self.places]
             JL = JL[..., 0, :]
             return JL @ JL.swapaxes(1, 2)
-        scales, U, c = coordinates.decomposed()
+        scales, U, c = coordinates.decomposed()  # type: ignore[attr-defined]
         scaled = self.J * scales[self.places]
         same = self.places[:, :, None] == self.places[:, None]
         own = (same * scaled[:, :, None] * scaled[:, None]).sum(axis=-1)
         along = np.einsum("nmk,rnmk->nmr", scaled, U[:, self.places])
         return own + along * (2 * c + np.square(c)) @ along.swapaxes(1, 2)
 
-    def squares(self, c, coordinates, weights):
+    def squares(self, c: Array, coordinates: Metric, weights: Array) -> Array:
         """Σ w (LᵀJᵀc)² with c and a weight w of each row."""
         forces = self._by_row(c)
         if isinstance(coordinates, Dense):
             return weights @ np.square(forces @ coordinates.factor)
-        scales, U, size = coordinates.decomposed()
+        scales, U, size = coordinates.decomposed()  # type: ignore[attr-defined]
         forces = forces * scales[None]
         forces = csr_array(forces)
         forces.sum_duplicates()

@@ -6,19 +6,24 @@ its graph for compiled inner steps: ``symbolic`` and ``fixed_inputs``. Positions
 unconstrained vectors of shape (d,). Knows no momentum and no iteration.
 """
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
+import pytensor.tensor as pt
 
 from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.passes import Passes
+from pymc_sghmc.gradients.row_weights import Symbolic
 from pymc_sghmc.loops.backends import resident
 from pymc_sghmc.models.row_model import RowModel
-from pymc_sghmc.rows.data import InMemory
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.data import InMemory, Minibatch
 from pymc_sghmc.rows.epochs import Epochs
-from pymc_sghmc.rows.orders import WithReplacement
+from pymc_sghmc.rows.orders import Order, WithReplacement
 from pymc_sghmc.rows.sources import Source
 from pymc_sghmc.rows.windows import Streamed, Windows
 
@@ -38,14 +43,14 @@ class MinibatchGradient:
     order : WithReplacement, Epochs or Windows
     """
 
-    def __init__(self, density, data, order):
+    def __init__(self, density: LogDensity, data: InMemory, order: Order) -> None:
         self.density = density
         self.data = data
         self.order = order
         self.passes = Passes(density, data)
         self._one = np.ones((), dtype=density.weights_dtype)
 
-    def __call__(self, position, minibatch):
+    def __call__(self, position: Array, minibatch: Minibatch) -> tuple[Array, Array]:
         """Log-density and gradient at ``position``, both estimated from ``minibatch``."""
         weights = self.order.weights(minibatch.rows)
         return self.density(position, self._one, weights, *minibatch)
@@ -55,7 +60,7 @@ class MinibatchGradient:
         """Whether every minibatch is all of the data."""
         return not self.data.noisy_batch_sizes
 
-    def symbolic(self, position, reports=False) -> tuple:
+    def symbolic(self, position: pt.TensorVariable, reports: bool = False) -> Symbolic:
         """Return ∇ log p̃ at a symbolic position, and what it takes.
 
         Parameters
@@ -85,7 +90,7 @@ class MinibatchGradient:
         fixed = [graph.prior_weight, *graph.row_weights, *others]
         return logp if reports else None, grad, drawn, fixed
 
-    def fixed_inputs(self, arrays) -> tuple:
+    def fixed_inputs(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
         """Return the inputs that stay the same from one minibatch of ``arrays`` to the next."""
         whole = [rows for rows in self.data.whole if rows is not None]
         return (self._one, *self.data.weights, *whole, *arrays, *self.density.given)

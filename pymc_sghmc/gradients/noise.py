@@ -2,14 +2,27 @@
 
 import numpy as np
 
+from pymc_sghmc.gradients.around_centre import AroundExpansion
+from pymc_sghmc.gradients.control_variates import ControlVariates
+from pymc_sghmc.gradients.metric import Metric
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
+from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import Minibatch
 
-__all__ = ["noise_covariance"]
+__all__ = ["RowGradient", "noise_covariance"]
 
 N_MICROBATCHES = 10
 
+RowGradient = MinibatchGradient | ControlVariates | AroundExpansion
 
-def noise_covariance(gradient, coordinates, position, rng, full: bool = False) -> np.ndarray:
+
+def noise_covariance(
+    gradient: RowGradient,
+    coordinates: Metric,
+    position: Array,
+    rng: np.random.Generator,
+    full: bool = False,
+) -> Array:
     """Estimate V = Cov[∇Ũ] in φ from one fresh minibatch cut into micro-batches.
 
     The covariance of the gradients of micro-batches of b rows, times b/n: unbiased, with the

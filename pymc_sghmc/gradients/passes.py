@@ -5,9 +5,16 @@ Memory is bounded: rows are gathered in chunks. Knows densities and rows, no min
 
 import warnings
 
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
 import numpy as np
 
 from scipy.special import fdtri
+
+from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch
 
 __all__ = ["Passes", "by_row"]
 
@@ -15,8 +22,12 @@ PROBES = 100  # sums of rows that tell how much rows differ
 PROBE_ROWS = 20
 UNEVEN = 3.0  # times as much noise over windows as rows in random order would have
 
+RowFunction = Callable[..., Sequence[Array]]  # compiled: an array for each group of rows
 
-def by_row(density, data, group=None, rows=None):
+
+def by_row(
+    density: LogDensity, data: InMemory, group: int | None = None, rows: Array | None = None
+) -> Iterator[tuple[Chunk, tuple[Any, ...]]]:
     """Yield chunks of rows, and what functions of rows take of each besides a position.
 
     Parameters
@@ -47,20 +58,24 @@ class Passes:
     data : InMemory or Streamed
     """
 
-    def __init__(self, density, data):
+    def __init__(self, density: LogDensity, data: InMemory) -> None:
         self.density = density
         self.data = data
         self.order_is_checked = False
 
-    def prior(self, position):
+    def prior(self, position: Array) -> tuple[Array, Array]:
         """Log-density and gradient of all but the likelihoods that are cut into minibatches."""
         return self._weighted(position, 1.0, self.data.part(None, None), None)
 
-    def of_rows(self, position, group, rows, weight=1.0):
+    def of_rows(
+        self, position: Array, group: int, rows: Array, weight: float = 1.0
+    ) -> tuple[Array, Array]:
         """Log-likelihood and gradient of some rows at hand of a group."""
         return self._weighted(position, 0.0, self.data.part(group, rows), (group, weight))
 
-    def likelihood(self, position, subset=None):
+    def likelihood(
+        self, position: Array, subset: Sequence[Array] | None = None
+    ) -> tuple[float, Array]:
         """Log-likelihood and gradient of all rows, or of a subset scaled by N over its size.
 
         Parameters
@@ -86,7 +101,7 @@ class Passes:
             self._check_order(position, np.array(sums) / weight, np.array(sizes))
         return logp, np.sum(sums, axis=0)
 
-    def weighted_gradient(self, position, group, weights):
+    def weighted_gradient(self, position: Array, group: int, weights: Array) -> Array:
         """Σ wᵢ ∇ℓᵢ over all rows of a group, with a weight for each."""
         total = np.zeros(position.shape)
         for chunk in self.data.chunks():
@@ -96,13 +111,15 @@ class Passes:
                 total += self._weighted(position, 0.0, minibatch, counted)[1]
         return total
 
-    def log_density(self, position, subset=None):
+    def log_density(
+        self, position: Array, subset: Sequence[Array] | None = None
+    ) -> tuple[float, Array]:
         """Log-density and gradient from all rows, or from a subset of them."""
         prior = self.prior(position)
         likelihood = self.likelihood(position, subset)
         return float(prior[0]) + likelihood[0], prior[1] + likelihood[1]
 
-    def leverages(self, row_function, points) -> list:
+    def leverages(self, row_function: RowFunction, points: Sequence[Array]) -> list[Array]:
         """Curvature of each row's log-likelihood between ``points``, for each group of rows.
 
         ``points`` are a middle and pairs of ends on either side of it; of each pair the second
@@ -117,9 +134,9 @@ class Passes:
             out[k][chunk.rows] = np.nan_to_num(np.sqrt(squares), posinf=0.0)
         return out
 
-    def tables(self, row_function, position) -> list:
+    def tables(self, row_function: RowFunction, position: Array) -> list[Array]:
         """Return what ``row_function`` says of each row but its log-likelihood, by group."""
-        out = [None] * len(self.data.n_rows)
+        out: list[Any] = [None] * len(self.data.n_rows)
         for chunk, inputs in by_row(self.density, self.data):
             k = chunk.group
             part = row_function(position, *inputs)[k][:, 1:]
@@ -128,7 +145,13 @@ class Passes:
             out[k][chunk.rows] = part
         return out
 
-    def _weighted(self, position, prior_weight, minibatch, counted):
+    def _weighted(
+        self,
+        position: Array,
+        prior_weight: float,
+        minibatch: Minibatch,
+        counted: tuple[int, float | Array] | None,
+    ) -> tuple[Array, Array]:
         """Weigh the prior, and the rows of one group, (group, weight); others count nothing."""
         dtype = self.density.weights_dtype
         weights = [np.zeros(rows.size, dtype=dtype) for rows in minibatch.rows]
@@ -137,7 +160,7 @@ class Passes:
             weights[group][:] = weight
         return self.density(position, np.asarray(prior_weight, dtype=dtype), weights, *minibatch)
 
-    def _check_order(self, position, sums, sizes):
+    def _check_order(self, position: Array, sums: Array, sizes: Array) -> None:
         """Warn where windows of a pass differ more than rows in random order would let them."""
         if not np.isfinite(sums).all():
             return

@@ -1,15 +1,30 @@
 """Weights of drawn rows inside compiled steps: the inverse of how often a row is drawn."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
 import pytensor.tensor as pt
 
+from pymc_sghmc.gradients.density import Graph
 from pymc_sghmc.loops.backends import resident
-from pymc_sghmc.rows.orders import ByLeverage
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.data import InMemory
+from pymc_sghmc.rows.orders import ByLeverage, Order
 
-__all__ = ["RowWeights", "symbolic_weights"]
+__all__ = ["RowWeights", "Symbolic", "symbolic_weights"]
+
+# log p̃ or None, ∇ log p̃, rows of minibatches and fixed inputs: see `MinibatchGradient.symbolic`
+Symbolic = tuple[
+    pt.TensorVariable | None, pt.TensorVariable, list[pt.TensorVariable], list[pt.TensorVariable]
+]
 
 
-def symbolic_weights(graph, data, order) -> tuple:
+def symbolic_weights(
+    graph: Graph, data: InMemory, order: Order
+) -> tuple[
+    dict[pt.TensorVariable, pt.TensorVariable], list[pt.TensorVariable], list[pt.TensorVariable]
+]:
     """Return weights of drawn rows as functions of their numbers, and the inputs of these.
 
     Returns
@@ -48,27 +63,27 @@ class RowWeights:
     tables : list of array
     """
 
-    def __init__(self, function, order, tables):
+    def __init__(self, function: Callable[..., Any], order: Order, tables: Sequence[Array]) -> None:
         self.order = order
-        self._by_leverage = isinstance(order, ByLeverage)
-        self._counts = [resident(function, c) for c in order.counts] if self._by_leverage else []
+        counts = order.counts if isinstance(order, ByLeverage) else []
+        self._counts = [resident(function, c) for c in counts]
         self.tables = [resident(function, table) for table in tables]
-        self._fixed = None
-        self._weights = None
+        self._fixed: list[Any] = []
+        self._weights: tuple[Array, ...] | None = None
 
-    def fixed(self, data) -> list:
+    def fixed(self, data: InMemory) -> list[Any]:
         """Return the values, now, of the inputs that `symbolic_weights` names ``fixed``."""
         if self._weights is not data.weights:  # minibatches have another size
             self._fixed = self._of(data)
             self._weights = data.weights
         return self._fixed
 
-    def _of(self, data):
+    def _of(self, data: InMemory) -> list[Any]:
         fixed = []
         for k, (weight, rows) in enumerate(zip(data.weights, data.whole, strict=True)):
             if rows is not None:
                 fixed += [weight, rows]
-            elif self._by_leverage:
+            elif isinstance(self.order, ByLeverage):
                 size = np.asarray(self.order.pools[k].size, dtype=weight.dtype)
                 fixed += [size, self._counts[k]]
             else:

@@ -3,6 +3,9 @@
 Knows gradients and rows, no samplers and no way of finding a centre.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
 import pytensor.tensor as pt
 
@@ -12,10 +15,15 @@ from pytensor.sparse import CSR, dot
 
 from pymc_sghmc.exceptions import NotApplicable
 from pymc_sghmc.gradients.around_centre import AroundExpansion
+from pymc_sghmc.gradients.density import Graph, LogDensity
 from pymc_sghmc.gradients.expansion import expand, fits, is_right, noise_at
-from pymc_sghmc.gradients.jacobians import Full, sparse
+from pymc_sghmc.gradients.jacobians import Full, MakeJacobian, sparse
+from pymc_sghmc.gradients.metric import Metric
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.loops.backends import is_jax
-from pymc_sghmc.models.row_slopes import row_slopes
+from pymc_sghmc.models.row_slopes import RowSlopes, row_slopes
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.data import InMemory
 
 __all__ = ["SecondOrder", "second_order"]
 
@@ -46,7 +54,13 @@ class SecondOrder(AroundExpansion):
         `Full`, or `Sparse` of some columns.
     """
 
-    def __init__(self, gradient, slopes, zetas, jacobian):
+    def __init__(
+        self,
+        gradient: MinibatchGradient,
+        slopes: RowSlopes,
+        zetas: Callable[..., Any],
+        jacobian: MakeJacobian,
+    ) -> None:
         self.density = gradient.density
         self.data = gradient.data
         self.passes = gradient.passes
@@ -84,17 +98,20 @@ class SecondOrder(AroundExpansion):
         self.first = self.density.row_function(by_row[:n])
         self.second = self.density.row_function(by_row[n:])
         self._one = np.ones((), dtype=self.density.weights_dtype)
-        self.anchor = self._placed = None
+        self.anchor = self._placed = None  # type: ignore[assignment]
 
-    def is_right(self, centre, metric) -> bool:
+    def is_right(self, centre: Array, metric: Metric) -> bool:
         """Whether what was cut from the model's graph is the model: if not, it isn't to be used."""
         if self.jacobian is not Full and not fits(
-            self.jacobian, self.zetas, self.density, self.data
+            self.jacobian,  # type: ignore[arg-type]
+            self.zetas,
+            self.density,
+            self.data,
         ):
             return False  # the data may have changed
         return is_right(self, centre, metric)
 
-    def set_centre(self, centre, metric) -> float:
+    def set_centre(self, centre: Array, metric: Metric) -> float:
         """Take θ̂, and a metric of the posterior's width; return the passes over all rows.
 
         Raises
@@ -105,7 +122,7 @@ class SecondOrder(AroundExpansion):
         self.anchor, passes = expand(self, centre, metric)
         return passes
 
-    def noise_at(self, points, coordinates) -> list:
+    def noise_at(self, points: Sequence[Array], coordinates: Metric) -> Array:
         """Variance of the gradient in φ from minibatches of one row of each group, exact: one pass.
 
         Of minibatches of n rows it is the n-th part of this.
@@ -118,7 +135,9 @@ class SecondOrder(AroundExpansion):
         return noise_at(self, points, coordinates)
 
 
-def _beside_quadratics(graph, slopes, tables):
+def _beside_quadratics(
+    graph: Graph, slopes: RowSlopes, tables: Sequence[pt.TensorVariable]
+) -> tuple[pt.TensorVariable, pt.TensorVariable]:
     """Log-density and gradient, of the likelihood what its quadratic functions leave over."""
     known = [table[row] for table, row in zip(tables, graph.rows, strict=True)]
     value, remainder = slopes.remainder(graph.row_weights, known)
@@ -132,7 +151,7 @@ def _beside_quadratics(graph, slopes, tables):
     return graph.prior_weight * graph.model.log_prior + value, grad
 
 
-def second_order(gradient) -> AroundExpansion:
+def second_order(gradient: MinibatchGradient) -> AroundExpansion:
     """Make second-order control variates of a gradient, those of a rewrite of its model first.
 
     Raises
@@ -153,7 +172,7 @@ def second_order(gradient) -> AroundExpansion:
     return SecondOrder(gradient, slopes, zetas, _jacobian(density, gradient.data, slopes, zetas))
 
 
-def _slopes(density, data):
+def _slopes(density: LogDensity, data: InMemory) -> RowSlopes:
     """Cut the graph of the likelihood where rows see few linear functions of the parameters."""
     graph = density.graph
     batches = [group.batches for group in graph.model.groups]
@@ -169,7 +188,9 @@ def _slopes(density, data):
     return slopes
 
 
-def _jacobian(density, data, slopes, zetas):
+def _jacobian(
+    density: LogDensity, data: InMemory, slopes: RowSlopes, zetas: Callable[..., Any]
+) -> MakeJacobian:
     """Return what makes derivatives of rows: full ones, or those of few parameters for each row."""
     graph = density.graph
     if density.d <= MOST_UNKNOWNS:
@@ -191,6 +212,6 @@ def _jacobian(density, data, slopes, zetas):
     return jacobian
 
 
-def _zetas(density, slopes):
+def _zetas(density: LogDensity, slopes: RowSlopes) -> Callable[..., Any]:
     """Compile ζ of rows, (n, m), for each group."""
     return density.row_function(density.graph.at_position(slopes.zetas, slopes.variables))

@@ -5,13 +5,33 @@ does not keep: ``draw(rng, place, k) -> (Minibatches, place)``. `Epochs` and `Wi
 too. Knows rows, no gradients.
 """
 
+from collections.abc import Sequence
 from copy import deepcopy
+from typing import Protocol
 
 import numpy as np
 
-from pymc_sghmc.rows.data import Minibatches
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.data import Minibatch, Minibatches
 
-__all__ = ["ByLeverage", "WithReplacement"]
+__all__ = ["ByLeverage", "Order", "Place", "WithReplacement"]
+
+Place = tuple[int, int] | None  # of a chain: its seed and how many minibatches it has drawn
+
+
+class Order(Protocol):
+    """What gradients ask of an order of rows."""
+
+    independent: bool  # whether a row may come up again before all others have
+
+    def draw(self, rng: np.random.Generator, place: Place, k: int) -> tuple[Minibatches, Place]:
+        """Draw a chain's next ``k`` minibatches, or fewer; return its new place, too."""
+
+    def probe(self, rng: np.random.Generator) -> Minibatch:
+        """Draw a minibatch that no step of a chain is made of."""
+
+    def weights(self, rows: Sequence[Array]) -> tuple[Array, ...]:
+        """Weights of the rows of a minibatch, by group."""
 
 
 class WithReplacement:
