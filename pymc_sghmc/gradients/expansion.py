@@ -206,7 +206,7 @@ def _blocks(
     data = gradient.data
     d = gradient.density.d
     spread = (np.linspace(0, n - 1, min(n_rows or n, n)).astype(int) for n in data.n_rows)
-    subset = n_rows and tuple(spread)
+    subset = tuple(spread) if n_rows else None
     for chunk in data.chunks(subset):
         m = gradient.quadratics[chunk.group].m
         n = max(16, BLOCK_BYTES // (8 * m * (d + PER_ROW)))

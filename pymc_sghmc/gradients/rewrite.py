@@ -10,6 +10,9 @@ import numpy as np
 
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sghmc.gradients.around_centre import AroundExpansion
+from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.models.row_model import Input
 
 __all__ = ["Rewrite"]
@@ -48,7 +51,7 @@ class Rewrite:
         """Return what takes the place of variables that stand for functions of a position."""
         return {}
 
-    def compile(self, density: Any) -> None:
+    def compile(self, density: LogDensity) -> None:
         """Compile functions of its own, once the log-density is compiled."""
 
     def to_model(self, position: np.ndarray) -> np.ndarray:
@@ -59,11 +62,15 @@ class Rewrite:
         """Return a position of the model's own coordinates in those of this rewrite."""
         return position
 
-    def choose(self, gradient: Any, *points: np.ndarray | None) -> tuple[np.ndarray | None, ...]:
+    def choose(
+        self, gradient: MinibatchGradient, *points: np.ndarray | None
+    ) -> tuple[np.ndarray | None, ...]:
         """Choose coordinates before the first set-up; return ``points`` in them."""
         return points
 
-    def place(self, gradient: Any, start: np.ndarray, reference: np.ndarray | None) -> Any:
+    def place(
+        self, gradient: MinibatchGradient, start: np.ndarray, reference: np.ndarray | None
+    ) -> np.ndarray | None:
         """Adapt to the data, around a given reference point or one that is found from ``start``.
 
         Returns
@@ -73,7 +80,7 @@ class Rewrite:
         """
         return None
 
-    def follow(self, gradient: Any, position: np.ndarray) -> None:
+    def follow(self, gradient: MinibatchGradient, position: np.ndarray) -> None:
         """Adapt to what other steps have sampled, before a draw from this position."""
 
     @property
@@ -85,11 +92,15 @@ class Rewrite:
         """Take an earlier `state` into use again."""
 
     def recorded(
-        self, gradient: Any, position: np.ndarray, rng: np.random.Generator, is_tuning: bool
+        self,
+        gradient: MinibatchGradient,
+        position: np.ndarray,
+        rng: np.random.Generator,
+        is_tuning: bool,
     ) -> dict[str, np.ndarray]:
         """Return values of further variables of the model for a draw that is recorded."""
         return {}
 
-    def second_order(self, gradient: Any) -> Any:
+    def second_order(self, gradient: MinibatchGradient) -> AroundExpansion | None:
         """Return second-order control variates of its own, or None; raises `NotApplicable`."""
         return None

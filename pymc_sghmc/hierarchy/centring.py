@@ -4,7 +4,7 @@ Each entry of an effect u of scale τ has the coordinate a = uτ^(λ−1), see `
 Knows positions and compiled graphs, and no way of choosing λ.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,8 @@ import pytensor.tensor as pt
 from pymc.model import Model
 from pymc.pytensorf import join_nonshared_inputs
 
+from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.rewrite import Rewrite
 from pymc_sghmc.hierarchy.centring_weights import chosen_weights
 from pymc_sghmc.hierarchy.reparametrisation import Reparametrised, reparametrised
@@ -89,7 +91,7 @@ class PartialCentring(Rewrite):
         rows: RowModel,
         written: Reparametrised,
         weights: pt.TensorVariable,
-    ):
+    ) -> None:
         parameters = rows.parameters
         self.group_coefficients = {
             effect.value.name: parameters.places[effect.value.name] for effect in effects
@@ -110,7 +112,7 @@ class PartialCentring(Rewrite):
         """Return λ in use."""
         return self.weights
 
-    def compile(self, density: Any) -> None:
+    def compile(self, density: LogDensity) -> None:
         """Compile the ways between the model's own coordinates and these."""
         functions = []
         for way, variables in self._ways:
@@ -119,7 +121,7 @@ class PartialCentring(Rewrite):
             functions.append(density.compiled(inputs, joined.astype(position.dtype)))
         self._to_model, self._from_model = functions
         self._dtype = position.dtype  # C takes no other
-        self._ways = self._point = None
+        self._ways = self._point = None  # type: ignore[assignment]
 
     def to_model(self, position: np.ndarray) -> np.ndarray:
         """Return what a position is in the model's own coordinates."""
@@ -129,12 +131,14 @@ class PartialCentring(Rewrite):
         """Return the position of parameters in the model's own coordinates."""
         return self._from_model(position.astype(self._dtype, copy=False), self.weights)
 
-    def choose(self, gradient: Any, *points: np.ndarray | None) -> tuple[np.ndarray | None, ...]:
+    def choose(
+        self, gradient: MinibatchGradient, *points: np.ndarray | None
+    ) -> tuple[np.ndarray | None, ...]:
         """Choose λ of all effects that are not given, by a Gaussian fit from the first point."""
         if not self.is_free:
             return points
         own = [None if point is None else self.to_model(point) for point in points]
-        self.weights = chosen_weights(gradient, self, own[0])
+        self.weights = chosen_weights(gradient, self, own[0])  # type: ignore[arg-type]
         self.is_free = False
         return tuple(None if point is None else self.from_model(point) for point in own)
 
@@ -170,12 +174,12 @@ class PartialCentring(Rewrite):
         return {**self.__dict__, "inputs": ()}
 
 
-def centring_of(density: Any) -> PartialCentring | None:
+def centring_of(density: LogDensity) -> PartialCentring | None:
     """Return the partial centring of a density, if there is any."""
     return next((r for r in density.rewrites if isinstance(r, PartialCentring)), None)
 
 
-def not_an_effect(given, name, effects) -> str:
+def not_an_effect(given: Mapping[str, float], name: str, effects: Iterable[str]) -> str:
     """Words for a λ that has no effect to belong to."""
     known = ", ".join(map(repr, effects)) or "none"
     return (

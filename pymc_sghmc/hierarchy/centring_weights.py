@@ -5,10 +5,18 @@ Knows passes over the data and a fit of a Gaussian, no models and no samplers.
 
 import math
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
+from pymc_sghmc.protocols import Array
 from pymc_sghmc.tuning.curvature import MAX_DENSE, CountedPasses
 from pymc_sghmc.tuning.variational_fit import mean_field, variational_fit
+
+if TYPE_CHECKING:
+    from pymc_sghmc.hierarchy.centring import PartialCentring
 
 __all__ = ["chosen_weights"]
 
@@ -17,7 +25,7 @@ N_PAIRS = 8  # of draws ±z from the fit
 TINY = 1e-12
 
 
-def chosen_weights(gradient, centring, start) -> np.ndarray:
+def chosen_weights(gradient: MinibatchGradient, centring: "PartialCentring", start: Array) -> Array:
     """Choose λ of all entries of all effects.
 
     r is the curvature of an effect's likelihood over that of its prior, and λ = r/(1 + r). Both are
@@ -52,7 +60,9 @@ def chosen_weights(gradient, centring, start) -> np.ndarray:
     return weights_of_ratios
 
 
-def _ratios(counted, mean, sds, places):
+def _ratios(
+    counted: CountedPasses, mean: Array, sds: Array, places: Iterable[slice]
+) -> tuple[Array, Array]:
     """Curvature of the likelihood in each effect's prior standard deviations, and its least factor.
 
     It goes with the square of the scale τ. The latter is a factor for τ one standard deviation
@@ -62,7 +72,7 @@ def _ratios(counted, mean, sds, places):
     rng = np.random.default_rng(0)
     half = rng.standard_normal((N_PAIRS, mean.size))
     half /= np.sqrt(np.square(half).mean(axis=0))  # their mean square is 1
-    found = {(place.start, place.stop): [] for place in places}
+    found: dict[tuple[int, int], list[Array]] = {(place.start, place.stop): [] for place in places}
     for z in (*half, *-half):
         point = mean + sds * z
         here = counted.likelihood(point)

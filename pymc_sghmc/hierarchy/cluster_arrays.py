@@ -2,14 +2,21 @@
 
 import zlib
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
-from pymc_sghmc.rows.data import InMemory
+from numpy.typing import DTypeLike
+
+from pymc_sghmc.models.contract import Group
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.data import InMemory, Minibatch
 
 __all__ = ["ClusteredInMemory", "checksum"]
 
 
-def checksum(array) -> int:
+def checksum(array: Array) -> int:
     """Return a number that changes with an array."""
     return zlib.crc32(np.ascontiguousarray(array))
 
@@ -31,7 +38,18 @@ class ClusteredInMemory(InMemory):
         Of arrays that tell the groups of rows, by their place among all.
     """
 
-    def __init__(self, groups, sources, dtype, resident, *, likelihood, counts, width, checksums):
+    def __init__(
+        self,
+        groups: list[Group],
+        sources: Sequence[Any],
+        dtype: DTypeLike,
+        resident: Callable[[Array], Any],
+        *,
+        likelihood: int,
+        counts: Array,
+        width: int,
+        checksums: Mapping[int, int],
+    ) -> None:
         self._likelihood = likelihood
         self._counts = counts
         self._width = width
@@ -39,7 +57,7 @@ class ClusteredInMemory(InMemory):
         self.rows_of_each = float(counts.mean())
         super().__init__(groups, sources, dtype, resident)
 
-    def _count(self, n_rows):
+    def _count(self, n_rows: list[int]) -> None:
         n = n_rows[self._likelihood]
         n_clusters = self._counts.size
         if n != self._counts.sum():
@@ -56,12 +74,12 @@ class ClusteredInMemory(InMemory):
             [n_clusters if k == self._likelihood else rows for k, rows in enumerate(n_rows)]
         )
 
-    def _rows_per_chunk(self):
+    def _rows_per_chunk(self) -> list[int]:
         found = super()._rows_per_chunk()
         rows = max(1.0, self.rows_of_each * self._width)
         found[self._likelihood] = max(10, int(found[self._likelihood] / rows))
         return found
 
-    def odd_values(self, minibatch=None):
+    def odd_values(self, minibatch: Minibatch | None = None) -> str:
         """Say what the data of all rows contain that no gradient comes of, if anything."""
         return super().odd_values()

@@ -3,24 +3,38 @@
 Knows models and their graphs, no quadrature and no chain.
 """
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import pytensor.tensor as pt
 
 from pymc.logprob.utils import ParameterValueError
+from pymc.model import Model
 from pymc.pytensorf import compile
 from pytensor import config
 
-from pymc_sghmc.hierarchy.clustered_rows import refused
+from pymc_sghmc.hierarchy.clustered_rows import ClusteredRows, ClusterEffect, refused
 from pymc_sghmc.models.independence import STABLE
+from pymc_sghmc.protocols import Array
 
 __all__ = ["check_clusters"]
 
 CHECKED_ROWS = 300
 JITTERS = (0.5, 0.1, 0.01)  # of the start
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-4, "equal_nan": True}
+TOLERANCE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4, "equal_nan": True}
 
 
-def check_clusters(model, effects, rows, term, batches, arrays, index, point) -> None:
+def check_clusters(
+    model: Model,
+    effects: Sequence[ClusterEffect],
+    rows: ClusteredRows,
+    term: pt.TensorVariable,
+    batches: Sequence[pt.TensorVariable],
+    arrays: Sequence[Array],
+    index: Array,
+    point: Mapping[str, Any],
+) -> None:
     """Refuse effects of which numbers by group give other log-densities than the model.
 
     Parameters
@@ -68,7 +82,16 @@ def check_clusters(model, effects, rows, term, batches, arrays, index, point) ->
             raise refused(effects[0].rv.name, "its prior isn't a sum over groups")
 
 
-def _at_jittered(function, model, rows, point, scale, rng, data, index):
+def _at_jittered(
+    function: Callable[..., Any],
+    model: Model,
+    rows: ClusteredRows,
+    point: Mapping[str, Any],
+    scale: float,
+    rng: np.random.Generator,
+    data: Sequence[Array],
+    index: Array,
+) -> list[Array] | None:
     """Log-densities of rows and effects, twice each, near the start; None where it is rejected."""
     values = {
         v.name: np.asarray(point[v.name] + scale * rng.standard_normal(np.shape(point[v.name])))

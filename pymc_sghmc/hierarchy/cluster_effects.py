@@ -3,11 +3,14 @@
 Knows models and their graphs, no quadrature and no chain.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
 
+from pymc.model import Model
+from pytensor.graph.basic import Apply
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.random.op import RandomVariable
 
@@ -15,7 +18,7 @@ from pymc_sghmc.checks import quoted
 from pymc_sghmc.compat import ancestors, index_entries, toposort
 from pymc_sghmc.hierarchy.clustered_rows import ClusteredRows, ClusterEffect, axis_of, refused
 from pymc_sghmc.models.graphs import array_of, data_leaves, is_fixed, slice_rows
-from pymc_sghmc.models.row_axes import row_axes
+from pymc_sghmc.models.row_axes import Place, row_axes
 
 __all__ = ["Clustering", "clustered_rows", "named_effects"]
 
@@ -28,7 +31,9 @@ class Clustering(NamedTuple):
     rows: ClusteredRows
 
 
-def named_effects(model, names, point) -> list[ClusterEffect]:
+def named_effects(
+    model: Model, names: Iterable[str], point: Mapping[str, Any]
+) -> list[ClusterEffect]:
     """Return the parameters of these names, as effects without an axis yet.
 
     Raises
@@ -63,8 +68,8 @@ def named_effects(model, names, point) -> list[ClusterEffect]:
         [prior] = model.logp(vars=[rv], sum=False)
         op = rv.owner.op
         plain = model.rvs_to_transforms[rv] is None
-        known = plain and isinstance(op, RandomVariable)
-        parameters = model.replace_rvs_by_values(op.dist_params(rv.owner)) if known else []
+        is_known = plain and isinstance(op, RandomVariable)
+        parameters = model.replace_rvs_by_values(op.dist_params(rv.owner)) if is_known else []
         found.append(
             ClusterEffect(
                 rv=rv,
@@ -78,7 +83,13 @@ def named_effects(model, names, point) -> list[ClusterEffect]:
     return found
 
 
-def clustered_rows(model, effects, terms, others, shapes) -> Clustering:
+def clustered_rows(
+    model: Model,
+    effects: Sequence[ClusterEffect],
+    terms: Sequence[pt.TensorVariable],
+    others: Sequence[pt.TensorVariable],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Clustering:
     """Find how rows depend on effects.
 
     Parameters
@@ -114,14 +125,14 @@ def clustered_rows(model, effects, terms, others, shapes) -> Clustering:
         raise refused(effects[0].rv.name, reason)
     [k] = using
     term = terms[k]
-    placed = []
+    placed: list[ClusterEffect] = []
     for i, effect in enumerate(effects):
         effect, term = _placed(effect, term, placed, effects[i + 1 :])
         placed.append(effect)
-    picked = {
+    by_node = {
         node: (node, axis) for effect in placed for node, axis in _picks(effect, term, placed)
     }
-    picked = list(picked.values())
+    picked = list(by_node.values())
     inputs = [node.outputs[0].type() for node, _ in picked]
     new = {node.outputs[0]: x for (node, _), x in zip(picked, inputs, strict=True)}
     [term] = clone_replace([term], new, rebuild_strict=False)
@@ -161,7 +172,12 @@ def clustered_rows(model, effects, terms, others, shapes) -> Clustering:
     return Clustering(likelihood=k, indices=indices, rows=rows)
 
 
-def _n_seen(views, effects, model, shapes):
+def _n_seen(
+    views: Sequence[tuple[Any, int, Any]],
+    effects: Sequence[ClusterEffect],
+    model: Model,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> int:
     """Numbers of one group in all that rows pick from."""
     held = {v: np.zeros(shapes[v.name], dtype=v.dtype) for v in model.value_vars}
     held |= {e.value: np.zeros(e.shape, dtype=e.value.dtype) for e in effects}
@@ -171,7 +187,12 @@ def _n_seen(views, effects, model, shapes):
     return sum(map(int, sizes)) // effects[0].shape[effects[0].axis]
 
 
-def _placed(effect, term, placed, left):
+def _placed(
+    effect: ClusterEffect,
+    term: pt.TensorVariable,
+    placed: Sequence[ClusterEffect],
+    left: Sequence[ClusterEffect],
+) -> tuple[ClusterEffect, pt.TensorVariable]:
     """Find the axis of an effect on which groups lie; free its length, in the term, too.
 
     Effects that are ``left``, which rows may see combined with it, are taken to have theirs where
@@ -181,7 +202,7 @@ def _placed(effect, term, placed, left):
         raise refused(effect.rv.name, "the rows of the other effects don't depend on it")
     for axis in map(int, np.argsort(effect.shape)[::-1]):  # most entries first
         count = effect.shape[axis]
-        shape = list(effect.shape)
+        shape: list[int | None] = list(effect.shape)
         shape[axis] = None
         value = effect.value.type.clone(shape=tuple(shape))(effect.value.name)
         wanted = [term, effect.prior, *effect.parameters]
@@ -207,9 +228,11 @@ def _placed(effect, term, placed, left):
     return one, loose
 
 
-def _picks(effect, term, effects) -> list:
+def _picks(
+    effect: ClusterEffect, term: pt.TensorVariable, effects: Sequence[ClusterEffect]
+) -> list[tuple[Apply, int]]:
     """Nodes that pick an effect's entries, maybe combined with others', with the axis of groups."""
-    axes = {}
+    axes: dict[Any, Place] = {}
     found = []
     for one in effects:
         axes |= one.axes
@@ -223,15 +246,15 @@ def _picks(effect, term, effects) -> list:
             continue
         by_row = entries[axis]
         plain = all(i == axis or _is_plain(entry) for i, entry in enumerate(entries))
-        one = getattr(by_row, "ndim", 0) == 1 and not _unknown(by_row, effect)
-        if plain and one and not is_fixed(by_row):  # an entry for each row
+        known = getattr(by_row, "ndim", 0) == 1 and not _unknown(by_row, effect)
+        if plain and known and not is_fixed(by_row):  # an entry for each row
             found.append((node, axis))
     return found
 
 
-def _is_plain(entry) -> bool:
+def _is_plain(entry: Any) -> bool:
     return isinstance(entry, slice) or getattr(entry, "ndim", 0) == 0
 
 
-def _unknown(variable, effect) -> bool:
+def _unknown(variable: pt.TensorVariable, effect: ClusterEffect) -> bool:
     return effect.value in ancestors([variable]) or not variable.dtype.startswith(("int", "uint"))

@@ -3,17 +3,23 @@
 Knows densities and rows, no chain.
 """
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pymc.pytensorf import compile
 
+from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.metric import Metric
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.passes import by_row
 from pymc_sghmc.hierarchy.clustered_rows import refused
 from pymc_sghmc.hierarchy.sites import Sites
 from pymc_sghmc.models.independence import STABLE
+from pymc_sghmc.protocols import Array
+
+if TYPE_CHECKING:
+    from pymc_sghmc.hierarchy.marginal import Marginal
 
 __all__ = ["ClusterModes", "Derivatives", "Modes", "where"]
 
@@ -21,7 +27,10 @@ MOST_ROUNDS = 50  # of Newton's method
 NEAR = 1e-3  # of a posterior standard deviation, that the last of its steps moves
 FARTHEST = 2.0  # prior standard deviations that one step moves, at most
 ROUNDING = 1e-10  # of a log-density, relative
-OVERFLOW = {"posinf": 1e80, "neginf": -1e80}  # what stands for derivatives where they overflow
+OVERFLOW: dict[str, Any] = {
+    "posinf": 1e80,
+    "neginf": -1e80,
+}  # what stands for derivatives where they overflow
 BENT = 1e-4  # of a log-likelihood, relative: more than rounding
 KINKS = (
     "its rows have kinks or jumps, as those of a Laplace distribution or a quantile regression, "
@@ -87,7 +96,7 @@ class ClusterModes:
         That it is compiled with.
     """
 
-    def __init__(self, marginal: Any, density: Any):
+    def __init__(self, marginal: "Marginal", density: LogDensity) -> None:
         self._marginal = marginal
         graph = marginal.graph
         inputs, outputs = graph.of_coefficients(density, marginal.likelihood, graph.derivatives)
@@ -95,7 +104,9 @@ class ClusterModes:
         self._derivatives = compile(inputs, outputs, mode=STABLE, on_unused_input="ignore")
 
     @np.errstate(all="ignore")
-    def sites(self, gradient: Any, position: np.ndarray, metric: Metric | None = None) -> Sites:
+    def sites(
+        self, gradient: MinibatchGradient, position: np.ndarray, metric: Metric | None = None
+    ) -> Sites:
         """Return sites at a position.
 
         Their slopes are those between half a posterior standard deviation to either side, of which
@@ -139,7 +150,7 @@ class ClusterModes:
         )
 
     @np.errstate(all="ignore")
-    def followed(self, gradient: Any, position: np.ndarray) -> Sites:
+    def followed(self, gradient: MinibatchGradient, position: np.ndarray) -> Sites:
         """Return sites that lie where coefficients are at a position, with the slopes of before."""
         marginal = self._marginal
         sites = marginal.sites
@@ -157,7 +168,7 @@ class ClusterModes:
 
     @np.errstate(all="ignore")
     def elsewhere(
-        self, gradient: Any, position: np.ndarray, clusters: np.ndarray, side: float
+        self, gradient: MinibatchGradient, position: np.ndarray, clusters: np.ndarray, side: float
     ) -> tuple[np.ndarray, np.ndarray]:
         """Look for other modes of some clusters, ``side`` prior standard deviations from the sites.
 
@@ -185,7 +196,14 @@ class ClusterModes:
             tables.append(second.table(marginal.follows)[is_other])
         return np.concatenate(numbers), _finite(np.concatenate(tables))
 
-    def _slopes(self, density, position, metric: Metric, found: Modes, inputs):
+    def _slopes(
+        self,
+        density: LogDensity,
+        position: Array,
+        metric: Metric,
+        found: Modes,
+        inputs: tuple[Any, ...],
+    ) -> Array:
         """How fast the location of sites moves times their precision, (n, k, d)."""
         follows = self._marginal.follows
         site_precision = found.site_precision(follows)
@@ -203,7 +221,9 @@ class ClusterModes:
         back = np.array([metric.from_theta(one) for one in np.eye(position.size)]).T
         return np.stack(slopes, axis=-1) @ back
 
-    def _curvature_near(self, density, position, found: Modes, inputs) -> tuple[bool, bool]:
+    def _curvature_near(
+        self, density: LogDensity, position: Array, found: Modes, inputs: tuple[Any, ...]
+    ) -> tuple[bool, bool]:
         """Whether log-likelihoods have second derivatives near the modes, and whether they bend."""
         own, shift = self._in_model(density, position)
         precision = np.einsum("naa->na", found.prior_precision)
@@ -216,12 +236,14 @@ class ClusterModes:
         bends = np.abs(below - 2 * there + above) > BENT * (1 + np.abs(there))
         return any(side.likelihood_hessian.any() for side in sides), bool(bends.any())
 
-    def _in_model(self, density, position):
+    def _in_model(self, density: LogDensity, position: Array) -> tuple[Array, Array]:
         """Return a position in the model's own coordinates, and its shift from the reference."""
         own = density.to_model(position.astype(density.dtype))
         return own, position - self._marginal.sites.reference
 
-    def search(self, density: Any, position: np.ndarray, start: np.ndarray, inputs) -> Modes:
+    def search(
+        self, density: LogDensity, position: np.ndarray, start: np.ndarray, inputs: tuple[Any, ...]
+    ) -> Modes:
         """Search modes from a start by Newton's method.
 
         A step after which the density is lower is halved until it isn't.
@@ -229,7 +251,7 @@ class ClusterModes:
         own, shift = self._in_model(density, position)
         u = start
         step = np.zeros_like(u)
-        level = -np.inf
+        level: Array | float = -np.inf
         latest = None
         for _ in range(MOST_ROUNDS):
             new = Derivatives(*self._derivatives(own, shift, u + step, *inputs))
@@ -272,17 +294,17 @@ def _newton_step(u: np.ndarray, at: Derivatives) -> tuple[Modes, np.ndarray]:
     return modes, newton
 
 
-def _distance(precision, shift):
+def _distance(precision: Array, shift: Array) -> Array:
     """Squared length of shifts, (n,), in the unit of a precision."""
     return np.einsum("nab,na,nb->n", precision, shift, shift)
 
 
-def where(units, then, otherwise):
+def where(units: Array, then: Array, otherwise: Array) -> Array:
     """Return ``then`` of these clusters, and ``otherwise`` of others."""
     return np.where(units.reshape(-1, *[1] * (then.ndim - 1)), then, otherwise)
 
 
-def positive(matrices):
+def positive(matrices: Array) -> Array:
     """Return the nearest positive matrices to symmetric ones, (n, k, k)."""
     if matrices.shape[-1] == 1:
         return np.maximum(matrices, 0.0)
@@ -290,15 +312,15 @@ def positive(matrices):
     return (vectors * np.maximum(values, 0.0)[:, None]) @ vectors.swapaxes(1, 2)
 
 
-def _regular(matrices):
+def _regular(matrices: Array) -> Array:
     """Return matrices that have an inverse where rounding or underflow left none."""
     ones = np.eye(matrices.shape[-1])
     return matrices * (1 + 1e-14 * ones) + 1e-80 * ones
 
 
-def _inverse(matrices):
+def _inverse(matrices: Array) -> Array:
     return np.linalg.inv(_regular(matrices))
 
 
-def _finite(table):
+def _finite(table: Array) -> Array:
     return np.where(np.isfinite(table).all(axis=1, keepdims=True), table, 0.0)

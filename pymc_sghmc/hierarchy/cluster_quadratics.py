@@ -5,6 +5,8 @@ quadratic function of them, found by least squares at points around the centre, 
 derivative of a quadrature is needed. Knows densities and groups, no way of finding a centre.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytensor.tensor as pt
 
@@ -12,7 +14,9 @@ from pymc_sghmc.exceptions import NonFinite, NotApplicable
 from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.expansion import Expansion
 from pymc_sghmc.gradients.metric import Metric
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.passes import by_row
+from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.orders import ByLeverage
 
 __all__ = ["ClusterQuadratics", "cluster_quadratics"]
@@ -35,7 +39,7 @@ class ClusterQuadratics(AroundExpansion):
         Of groups, whose effects are integrated out.
     """
 
-    def __init__(self, gradient):
+    def __init__(self, gradient: MinibatchGradient) -> None:
         self.density = gradient.density
         self.data = gradient.data
         self.passes = gradient.passes
@@ -62,13 +66,13 @@ class ClusterQuadratics(AroundExpansion):
         self._function = self.density.compiled(inputs, [logp, grad])
         self.by_unit = self.density.row_function([rows[:, None] for rows in graph.by_row])
         self._one = np.ones((), dtype=self.density.weights_dtype)
-        self.anchor = self._placed = None
+        self.anchor = self._placed = None  # type: ignore[assignment]
 
-    def is_right(self, centre, metric: Metric) -> bool:
+    def is_right(self, centre: Array, metric: Metric) -> bool:
         """Whether it may be used: it is the model's own gradient, with what sums to nothing."""
         return True
 
-    def set_centre(self, centre, metric: Metric) -> float:
+    def set_centre(self, centre: Array, metric: Metric) -> float:
         """Take θ̂, and a metric of the posterior's width; return the passes over all rows.
 
         Raises
@@ -115,7 +119,7 @@ class ClusterQuadratics(AroundExpansion):
         )
         return float(len(points))
 
-    def noise_at(self, points, coordinates) -> list:
+    def noise_at(self, points: Sequence[Array], coordinates: Metric) -> Array:
         """Variance of the gradient in φ from minibatches of one group, by some of them."""
         d = self.density.d
         anchor = self.anchor
@@ -152,7 +156,7 @@ class ClusterQuadratics(AroundExpansion):
         return squares - np.square(sums)
 
 
-def cluster_quadratics(gradient) -> ClusterQuadratics:
+def cluster_quadratics(gradient: MinibatchGradient) -> ClusterQuadratics:
     """Make second-order control variates of clusters; raises `NotApplicable`."""
     data = gradient.data
     d = gradient.density.d
@@ -165,7 +169,7 @@ def cluster_quadratics(gradient) -> ClusterQuadratics:
     return ClusterQuadratics(gradient)
 
 
-def _places(d):
+def _places(d: int) -> Array:
     """Where the entries of a symmetric matrix lie among those of its lower triangle, (d, d)."""
     places = np.zeros((d, d), dtype=int)
     lower = np.tril_indices(d)
@@ -173,14 +177,14 @@ def _places(d):
     return np.maximum(places, places.T)
 
 
-def _monomials(phi):
+def _monomials(phi: Array) -> Array:
     """1, φ and the quadratic terms of which the entries of C are the coefficients, (n, ...)."""
     i, j = np.tril_indices(phi.shape[1])
     products = np.where(i == j, 0.5, 1.0) * phi[:, i] * phi[:, j]
     return np.concatenate([np.ones((len(phi), 1)), phi, products], axis=1)
 
 
-def _to_theta(metric, d):
+def _to_theta(metric: Metric, d: int) -> Array:
     """Matrix from coefficients in φ to those in θ − θ̂."""
     inverse = np.array([metric.from_theta(one) for one in np.eye(d)]).T  # φ = inverse @ δ
     i, j = np.tril_indices(d)

@@ -4,6 +4,7 @@ Where a parameter stands that has entries for each of G groups, the coefficients
 put, (n, k). Knows graphs of models; knows no quadrature and no chain.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,17 +15,20 @@ from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.hierarchy.scaled_effects import LOCATION_AND_SCALE
 from pymc_sghmc.models.graphs import slice_rows
-from pymc_sghmc.models.row_axes import row_axes
+from pymc_sghmc.models.row_axes import Place, row_axes
 
 __all__ = [
     "ClusterEffect",
     "ClusteredRows",
+    "Lower",
     "axis_of",
     "cholesky",
     "refused",
     "solved",
     "solved_back",
 ]
+
+Lower = list[list[Any]]  # a small lower triangular matrix of variables
 
 
 class ClusterEffect(NamedTuple):
@@ -33,12 +37,12 @@ class ClusterEffect(NamedTuple):
     rv: Any
     value: Any  # variable of the model
     axis: int  # on which groups lie
-    shape: tuple
+    shape: tuple[int, ...]
     prior: Any  # log-density of its entries, in the model's variables
     parameters: (
-        list  # of its prior, in the model's variables; none where its values are transformed
+        list[Any]  # of its prior, in the model's variables; none where its values are transformed
     )
-    tables: dict = {}  # other arrays with an entry for each group, and on which axis
+    tables: dict[Any, int] = {}  # other arrays with an entry for each group, and on which axis
 
     @property
     def size(self) -> int:
@@ -46,7 +50,7 @@ class ClusterEffect(NamedTuple):
         return int(np.prod(self.shape)) // self.shape[self.axis]
 
     @property
-    def axes(self) -> dict:
+    def axes(self) -> dict[Any, int]:
         """Of all that has an entry for each group, the axis on which groups lie."""
         return {self.value: self.axis, **self.tables}
 
@@ -63,7 +67,7 @@ class ClusterEffect(NamedTuple):
             return False
         return all(self.parameters[1].type.broadcastable[:-2])
 
-    def taken_from(self, numbers):
+    def taken_from(self, numbers: pt.TensorVariable) -> pt.TensorVariable:
         """Put a matrix, (n, size), on the axes of the unknown, to take its place."""
         others = [n for i, n in enumerate(self.shape) if i != self.axis]
         if not others:
@@ -75,11 +79,13 @@ class ClusterEffect(NamedTuple):
 class ClusteredRows(NamedTuple):
     """Rows of one likelihood, and the effects of which each sees its own group's coefficients."""
 
-    effects: list
+    effects: list[ClusterEffect]
     index: Any  # number of the group of each row, a graph of the batches
-    picked: list  # (variable, axis of groups, entries) wherever a row picks its group's numbers
+    picked: list[
+        tuple[Any, int, Any]
+    ]  # (variable, axis of groups, entries) wherever a row picks its group's numbers
     term: Any  # log-likelihood of rows, a graph of what they pick
-    inputs: list  # variables in ``term`` for what is picked
+    inputs: list[Any]  # variables in ``term`` for what is picked
     n_groups: int
     n_seen: int  # numbers that a row may see of its group
 
@@ -88,7 +94,7 @@ class ClusteredRows(NamedTuple):
         """Numbers of one group."""
         return sum(effect.size for effect in self.effects)
 
-    def rows(self, numbers, groups):
+    def rows(self, numbers: pt.TensorVariable, groups: pt.TensorVariable) -> pt.TensorVariable:
         """Log-likelihood of rows, (r,), given their groups' numbers, (r, size)."""
         values = self._picked(numbers, groups)
         [term] = clone_replace(
@@ -96,7 +102,7 @@ class ClusteredRows(NamedTuple):
         )
         return term
 
-    def seen(self, numbers, groups):
+    def seen(self, numbers: pt.TensorVariable, groups: pt.TensorVariable) -> pt.TensorVariable:
         """Return what rows of some groups see of their numbers, side by side: (n, q)."""
         n = numbers.shape[0]
         found = dict.fromkeys((view, axis) for view, axis, _ in self.picked)
@@ -107,7 +113,7 @@ class ClusteredRows(NamedTuple):
         ]
         return pt.concatenate(flat, axis=1)
 
-    def prior(self, numbers, groups):
+    def prior(self, numbers: pt.TensorVariable, groups: pt.TensorVariable) -> pt.TensorVariable:
         """Log-density of the numbers of some groups, (n,)."""
         found = []
         start = 0
@@ -123,7 +129,9 @@ class ClusteredRows(NamedTuple):
             found.append(prior.sum(axis=tuple(range(1, prior.type.ndim))))
         return found[0] if len(found) == 1 else pt.add(*found)
 
-    def _normal(self, effect, own, groups):
+    def _normal(
+        self, effect: ClusterEffect, own: pt.TensorVariable, groups: pt.TensorVariable
+    ) -> pt.TensorVariable:
         """Log-density of multivariate normal vectors, (n,), written out for their few entries."""
         factor = _factor(effect)
         k = effect.size
@@ -132,13 +140,17 @@ class ClusteredRows(NamedTuple):
         constant = -0.5 * k * np.log(2 * np.pi) - sum(pt.log(factor[i][i]) for i in range(k))
         return -0.5 * sum(pt.square(x) for x in y) + constant
 
-    def _location(self, effect, groups, n):
+    def _location(
+        self, effect: ClusterEffect, groups: pt.TensorVariable, n: pt.TensorVariable
+    ) -> pt.TensorVariable:
         zeros = pt.zeros((n, self.size))
         location = effect.parameters[0] + pt.zeros_like(effect.value)
         [location] = self._at([(location, 0)], zeros, groups)
         return location
 
-    def prior_gaussian(self, groups, n):
+    def prior_gaussian(
+        self, groups: pt.TensorVariable, n: pt.TensorVariable
+    ) -> tuple[list[list[pt.TensorVariable]], list[pt.TensorVariable]]:
         """Precision and precision times mean of a Gaussian like the prior, in lists of (n,)."""
         k = range(self.size)
         zero = pt.zeros((n,))
@@ -154,7 +166,9 @@ class ClusteredRows(NamedTuple):
             start += effect.size
         return precision, linear
 
-    def _gaussian_of(self, effect, groups, n):
+    def _gaussian_of(
+        self, effect: ClusterEffect, groups: pt.TensorVariable, n: pt.TensorVariable
+    ) -> tuple[list[list[pt.TensorVariable]], list[pt.TensorVariable]]:
         k = range(effect.size)
         op = effect.rv.owner.op
         zeros = pt.zeros((n, self.size))
@@ -184,7 +198,9 @@ class ClusteredRows(NamedTuple):
         P = [[pt.where(bowl, x, 0.0) for x in row] for row in P]
         return P, [slope[:, start + i] for i in k]
 
-    def _picked(self, numbers, groups):
+    def _picked(
+        self, numbers: pt.TensorVariable, groups: pt.TensorVariable
+    ) -> list[pt.TensorVariable]:
         views = self._at([(view, axis) for view, axis, _ in self.picked], numbers, groups)
         places = [
             tuple(slice(None) if i == axis else entry for i, entry in enumerate(entries))
@@ -192,7 +208,12 @@ class ClusteredRows(NamedTuple):
         ]
         return [view[place] for view, place in zip(views, places, strict=True)]
 
-    def _at(self, views, numbers, groups):
+    def _at(
+        self,
+        views: Sequence[tuple[pt.TensorVariable, Place]],
+        numbers: pt.TensorVariable,
+        groups: pt.TensorVariable,
+    ) -> list[pt.TensorVariable]:
         """Variables with an axis of groups, at some groups only."""
         new = {}
         start = 0
@@ -206,7 +227,7 @@ class ClusteredRows(NamedTuple):
         return slice_rows(wanted, new, self.n_groups, numbers.shape[0], axes)
 
 
-def _factor(effect):
+def _factor(effect: ClusterEffect) -> Lower:
     """Cholesky factor of a covariance, in lists of numbers."""
     covariance = effect.parameters[1]
     k = range(effect.size)
@@ -214,10 +235,10 @@ def _factor(effect):
     return cholesky([[covariance[i, j] for j in k] for i in k])
 
 
-def cholesky(A):
+def cholesky(A: Sequence[Sequence[pt.TensorVariable]]) -> Lower:
     """Lower factor of a small matrix in lists of variables."""
     k = len(A)
-    L = [[None] * k for _ in range(k)]
+    L: Lower = [[None] * k for _ in range(k)]
     for i in range(k):
         for j in range(i + 1):
             rest = A[i][j] - sum((L[i][m] * L[j][m] for m in range(j)), 0.0)
@@ -225,30 +246,30 @@ def cholesky(A):
     return L
 
 
-def solved(L, rhs):
+def solved(L: Lower, rhs: Sequence[pt.TensorVariable]) -> list[pt.TensorVariable]:
     """(LLᵀ)⁻¹ times a vector, in lists of variables."""
     return solved_back(L, _solved_forth(L, rhs))
 
 
-def _solved_forth(L, rhs):
+def _solved_forth(L: Lower, rhs: Sequence[pt.TensorVariable]) -> list[pt.TensorVariable]:
     """L⁻¹ times a vector."""
-    y = []
+    y: list[Any] = []
     for i in range(len(L)):
         y.append((rhs[i] - sum((L[i][m] * y[m] for m in range(i)), 0.0)) / L[i][i])
     return y
 
 
-def solved_back(L, rhs):
+def solved_back(L: Lower, rhs: Sequence[pt.TensorVariable]) -> list[pt.TensorVariable]:
     """L⁻ᵀ times a vector, in lists of variables."""
     k = len(L)
-    x = [None] * len(L)
+    x: list[Any] = [None] * len(L)
     for i in reversed(range(k)):
         rest = sum((L[m][i] * x[m] for m in range(i + 1, k)), 0.0)
         x[i] = (rhs[i] - rest) / L[i][i]
     return x
 
 
-def axis_of(view, effect):
+def axis_of(view: pt.TensorVariable, effect: ClusterEffect) -> Place:
     """Axis of a variable on which groups lie, or what `row_axes` says instead."""
     return row_axes([view], effect.axes).get(view)
 

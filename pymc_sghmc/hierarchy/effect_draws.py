@@ -3,13 +3,20 @@
 Knows densities and rows, no chain.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.passes import by_row
 from pymc_sghmc.hierarchy.cluster_modes import where
 from pymc_sghmc.hierarchy.proposals import HeavyTailed, OverNodes
+from pymc_sghmc.protocols import Array
+
+if TYPE_CHECKING:
+    from pymc_sghmc.hierarchy.marginal import Marginal
 
 __all__ = ["DrawnEffects", "EffectDraws"]
 
@@ -46,7 +53,7 @@ class EffectDraws:
         That it is compiled with.
     """
 
-    def __init__(self, marginal: Any, density: Any):
+    def __init__(self, marginal: "Marginal", density: LogDensity) -> None:
         self._marginal = marginal
         self._hard: tuple[np.ndarray, np.ndarray] | None = None  # slopes of sites it is for
         inputs, outputs = marginal.graph.of_coefficients(
@@ -54,14 +61,16 @@ class EffectDraws:
         )
         self._joint = density.compiled(inputs, outputs)
 
-    def _proposal(self, position, shift, inputs, n, n_nodes):
+    def _proposal(
+        self, position: Array, shift: Array, inputs: tuple[Any, ...], n: int, n_nodes: int | None
+    ) -> tuple[Callable[[Array], Array], Array, HeavyTailed | OverNodes]:
         """Return the log-density of n clusters' coefficients, a mean, and a proposal.
 
         With ``n_nodes`` the proposal is a mixture over nodes that lie where rows and prior are, and
         where the prior alone is: groups of which rows tell little may be in either.
         """
 
-        def level(u):
+        def level(u: Array) -> Array:
             return self._joint(position, shift, u, *inputs)[0]
 
         nowhere = np.zeros((n, self._marginal.k))
@@ -77,7 +86,7 @@ class EffectDraws:
         return level, joint.location, mixture
 
     @np.errstate(all="ignore")
-    def _are_hard(self, gradient):
+    def _are_hard(self, gradient: MinibatchGradient) -> Array:
         """Tell which clusters' coefficients have several modes or long tails, at the reference."""
         marginal = self._marginal
         sites = marginal.sites
@@ -92,12 +101,19 @@ class EffectDraws:
                 n = len(chunk.rows)
                 n_nodes = COARSE[marginal.k]
                 proposal = self._proposal(position, shift, inputs, n, n_nodes)[-1]
-                is_hard[chunk.rows] = ~(proposal.excess() < HARD)
+                is_hard[chunk.rows] = ~(proposal.excess() < HARD)  # type: ignore[union-attr]
             self._hard = sites.slopes, is_hard
         return self._hard[1]
 
     @np.errstate(all="ignore")
-    def __call__(self, gradient, position, rng, n_steps=4, groups=None) -> DrawnEffects:
+    def __call__(
+        self,
+        gradient: MinibatchGradient,
+        position: Array,
+        rng: np.random.Generator,
+        n_steps: int = 4,
+        groups: Array | None = None,
+    ) -> DrawnEffects:
         """Draw the coefficients of groups given all else, by Metropolis steps.
 
         Parameters

@@ -2,23 +2,26 @@
 
 import logging
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import pytensor.tensor as pt
 
 from pymc.model import Model
 
 from pymc_sghmc.compat import ancestors
+from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.metric import Metric
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.rewrite import Rewrite
 from pymc_sghmc.hierarchy.cluster_arrays import ClusteredInMemory, checksum
 from pymc_sghmc.hierarchy.cluster_check import check_clusters
 from pymc_sghmc.hierarchy.cluster_effects import clustered_rows
 from pymc_sghmc.hierarchy.cluster_modes import ClusterModes
-from pymc_sghmc.hierarchy.cluster_quadratics import cluster_quadratics
+from pymc_sghmc.hierarchy.cluster_quadratics import ClusterQuadratics, cluster_quadratics
 from pymc_sghmc.hierarchy.clustered_rows import ClusteredRows, ClusterEffect
 from pymc_sghmc.hierarchy.effect_draws import EffectDraws
 from pymc_sghmc.hierarchy.marginal_graph import MarginalGraph
@@ -27,6 +30,7 @@ from pymc_sghmc.hierarchy.sites import Clusters, Quadrature, Sites
 from pymc_sghmc.models.contract import Group
 from pymc_sghmc.models.graphs import array_of
 from pymc_sghmc.models.row_model import Input, RowModel
+from pymc_sghmc.protocols import Array
 
 __all__ = ["Marginal", "integrate_out", "marginal_of"]
 
@@ -133,7 +137,9 @@ def _warn_of_a_large_group(marginal: "Marginal", rows_in_minibatch: int) -> None
         )
 
 
-def _groups_of_rows(indices, arrays: Mapping[Any, np.ndarray]) -> list[np.ndarray]:
+def _groups_of_rows(
+    indices: Sequence[pt.TensorVariable], arrays: Mapping[Any, np.ndarray]
+) -> list[np.ndarray]:
     """Return the numbers of the groups of all rows, once for each place where rows pick them."""
     found = []
     for index in indices:
@@ -203,7 +209,7 @@ class Marginal(Rewrite):
 
     def __init__(
         self, rows: ClusteredRows, likelihood: int, clusters: Clusters, d: int, recover: bool
-    ):
+    ) -> None:
         self.graph = MarginalGraph(rows)
         self.follows = self.graph.follows
         self.likelihood = likelihood
@@ -239,11 +245,13 @@ class Marginal(Rewrite):
         """Return a field of the sites or the quadrature that are in use."""
         return getattr(getattr(self, record), field)
 
-    def substitutions(self, position):
+    def substitutions(
+        self, position: pt.TensorVariable
+    ) -> dict[pt.TensorVariable, pt.TensorVariable]:
         """Return the shift from the reference point as a graph of the position."""
         return {self.graph.shift: self.graph.shift_from(position)}
 
-    def compile(self, density: Any) -> None:
+    def compile(self, density: LogDensity) -> None:
         """Compile functions of some clusters' coefficients."""
         self.modes = ClusterModes(self, density)
         self.draw = EffectDraws(self, density)
@@ -259,18 +267,22 @@ class Marginal(Rewrite):
         if sites is not None:
             self.sites = sites
 
-    def place_at(self, gradient: Any, position: np.ndarray, metric: Metric | None = None) -> None:
+    def place_at(
+        self, gradient: MinibatchGradient, position: np.ndarray, metric: Metric | None = None
+    ) -> None:
         """Let nodes lie where coefficients are given a position.
 
         With a ``metric`` of the posterior's width they follow what moves from there.
         """
         self.sites = self.modes.sites(gradient, position, metric)
 
-    def place(self, gradient: Any, start: np.ndarray, reference: np.ndarray | None) -> np.ndarray:
+    def place(
+        self, gradient: MinibatchGradient, start: np.ndarray, reference: np.ndarray | None
+    ) -> np.ndarray:
         """Place nodes at a reference point, and choose how many there are: see `place_nodes`."""
         return place_nodes(self, gradient, start, reference)
 
-    def follow(self, gradient: Any, position: np.ndarray) -> None:
+    def follow(self, gradient: MinibatchGradient, position: np.ndarray) -> None:
         """Let nodes lie where coefficients are given what other steps have sampled."""
         if gradient.density.placement_needs_others:
             self.sites = self.modes.followed(gradient, position)
@@ -284,11 +296,17 @@ class Marginal(Rewrite):
         """Take nodes and sites of an earlier set-up into use."""
         self.quadrature, self.sites, self.error = state
 
-    def second_order(self, gradient: Any) -> Any:
+    def second_order(self, gradient: MinibatchGradient) -> ClusterQuadratics:
         """Return second-order control variates of clusters; raises `NotApplicable`."""
         return cluster_quadratics(gradient)
 
-    def recorded(self, gradient, position, rng, is_tuning) -> dict[str, np.ndarray]:
+    def recorded(
+        self,
+        gradient: MinibatchGradient,
+        position: Array,
+        rng: np.random.Generator,
+        is_tuning: bool,
+    ) -> dict[str, np.ndarray]:
         """Return draws of the effects given all else; NaN where they aren't wanted.
 
         While tuning there are none, unless other steps sample parameters given them.
@@ -333,6 +351,6 @@ class Marginal(Rewrite):
         return {**self.__dict__, "graph": None, "inputs": ()}
 
 
-def marginal_of(density: Any) -> Marginal | None:
+def marginal_of(density: LogDensity) -> Marginal | None:
     """Return what was integrated out of a density, if anything was."""
     return next((r for r in density.rewrites if isinstance(r, Marginal)), None)

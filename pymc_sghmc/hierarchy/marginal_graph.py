@@ -16,7 +16,8 @@ import pytensor.tensor as pt
 from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sghmc.hierarchy.clustered_rows import ClusteredRows, cholesky, solved, solved_back
+from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.hierarchy.clustered_rows import ClusteredRows, Lower, cholesky, solved, solved_back
 from pymc_sghmc.hierarchy.sites import Clusters
 
 __all__ = ["MarginalGraph"]
@@ -45,7 +46,7 @@ class MarginalGraph:
         Whether sites are in the unit in which rows see coefficients.
     """
 
-    def __init__(self, rows: ClusteredRows):
+    def __init__(self, rows: ClusteredRows) -> None:
         self.rows = rows
         self.k = rows.size
         self.clusters = Clusters(*[pt.lvector(name) for name in Clusters._fields])
@@ -65,7 +66,7 @@ class MarginalGraph:
         """Numbers of all rows of some clusters, one cluster after the other."""
         return self._layout(index)[1]
 
-    def _layout(self, index):
+    def _layout(self, index: TensorVariable) -> tuple[TensorVariable, TensorVariable]:
         """Of all rows of some clusters: which of these they belong to, and their numbers."""
         counts = self.clusters.count[index]
         local = pt.repeat(pt.arange(index.shape[0]), counts)
@@ -88,7 +89,9 @@ class MarginalGraph:
         integral = pt.logsumexp((of_clusters + prior.T) + self.log_weights, axis=1) + log_volume
         return integral, {nodes: placed[0], log_volume: placed[1]}
 
-    def given_coefficients(self, index, coefficients) -> tuple[TensorVariable, TensorVariable]:
+    def given_coefficients(
+        self, index: TensorVariable, coefficients: TensorVariable
+    ) -> tuple[TensorVariable, TensorVariable]:
         """Log-likelihood of clusters given their coefficients, and log-prior of these, (n,)."""
         groups = self.clusters.groups[index]
         local, _ = self._layout(index)
@@ -96,13 +99,15 @@ class MarginalGraph:
         likelihood = _summed(of_rows[:, None], local, index.shape[0])[:, 0]
         return likelihood, self.rows.prior(coefficients, groups)
 
-    def joint(self, index, coefficients) -> list[TensorVariable]:
+    def joint(self, index: TensorVariable, coefficients: TensorVariable) -> list[TensorVariable]:
         """Return what drawing needs, see `effect_draws.Joint`."""
         likelihood, prior = self.given_coefficients(index, coefficients)
         gaussians = [*self.gaussian(index), *self.gaussian(index, of_prior=True)]
         return [likelihood + prior, *gaussians]
 
-    def gaussian(self, index, of_prior=False) -> tuple[TensorVariable, TensorVariable]:
+    def gaussian(
+        self, index: TensorVariable, of_prior: bool = False
+    ) -> tuple[TensorVariable, TensorVariable]:
         """Location, (n, k), and Cholesky factor of the precision, (n, k, k), of coefficients."""
         sites = pt.full_like(index, NO_CLUSTER) if of_prior else index
         mean, factor = self._mean_and_factor(sites, self.clusters.groups[index])
@@ -111,7 +116,9 @@ class MarginalGraph:
         lower = [pt.stack([factor[i][j] if j <= i else zero for j in k], axis=1) for i in k]
         return pt.stack(mean, axis=1), pt.stack(lower, axis=1)
 
-    def _placed_nodes(self, index, groups):
+    def _placed_nodes(
+        self, index: TensorVariable, groups: TensorVariable
+    ) -> tuple[TensorVariable, TensorVariable]:
         """Nodes of quadrature, and log-volume of what they stand for."""
         mean, factor = self._mean_and_factor(index, groups)
         x = [self.nodes[:, i][:, None] for i in range(self.k)]
@@ -120,7 +127,9 @@ class MarginalGraph:
         log_volume = -pt.add(*[pt.log(factor[i][i]) for i in range(self.k)], 0.0)
         return nodes, log_volume
 
-    def _mean_and_factor(self, index, groups):
+    def _mean_and_factor(
+        self, index: TensorVariable, groups: TensorVariable
+    ) -> tuple[list[TensorVariable], Lower]:
         """Of the Gaussian of the prior and the sites, in lists of (n,)."""
         k = range(self.k)
         n = index.shape[0]
@@ -131,7 +140,7 @@ class MarginalGraph:
         moved = (self.slopes[place].reshape((n, self.k, d)) * self.shift).sum(axis=-1)
         b = [site[:, i] + moved[:, i] for i in k]
         columns = iter(range(self.k, self.k + self.k * (self.k + 1) // 2))
-        lam = [[None] * self.k for _ in k]
+        lam: list[list[Any]] = [[None] * self.k for _ in k]
         for i in k:
             for j in range(i + 1):
                 lam[i][j] = lam[j][i] = site[:, next(columns)]
@@ -144,7 +153,7 @@ class MarginalGraph:
         factor = cholesky(A)
         return solved(factor, rhs), factor
 
-    def _seen(self, groups, n):
+    def _seen(self, groups: TensorVariable, n: TensorVariable) -> list[list[TensorVariable]]:
         """Differentiate what rows see by coefficients, in lists of (n,); else the unit matrix."""
         k = range(self.k)
         if not self.follows:
@@ -155,7 +164,9 @@ class MarginalGraph:
         rows = clone_replace(rows, {coefficients: pt.zeros((n, self.k))}, rebuild_strict=False)
         return [[row[:, j] for j in k] for row in rows]
 
-    def of_coefficients(self, density: Any, likelihood: int, write: Callable[..., list]) -> tuple:
+    def of_coefficients(
+        self, density: LogDensity, likelihood: int, write: Callable[..., list[TensorVariable]]
+    ) -> tuple[list[TensorVariable], list[TensorVariable]]:
         """Return inputs and outputs of a function of clusters' coefficients, to be compiled.
 
         Parameters
@@ -175,7 +186,9 @@ class MarginalGraph:
         inputs = [graph.position, self.shift, coefficients, *graph.rows, *graph.arrays]
         return [*inputs, *graph.given], outputs
 
-    def derivatives(self, index, coefficients) -> list[TensorVariable]:
+    def derivatives(
+        self, index: TensorVariable, coefficients: TensorVariable
+    ) -> list[TensorVariable]:
         """Return what the search of modes needs, see `cluster_modes.Derivatives`."""
         k = range(self.k)
         likelihood, prior = self.given_coefficients(index, coefficients)
@@ -194,7 +207,7 @@ class MarginalGraph:
         return [*outputs, pt.stack(linear, axis=1)]
 
 
-def _summed(by_row, local, n):
+def _summed(by_row: TensorVariable, local: TensorVariable, n: TensorVariable) -> TensorVariable:
     """Sum over the rows of each cluster, (n, ...)."""
     zeros = pt.zeros((n, by_row.shape[1]), dtype=by_row.dtype)
     return pt.inc_subtensor(zeros[local], by_row)

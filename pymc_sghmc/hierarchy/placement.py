@@ -6,15 +6,20 @@ stays. Knows gradients and Gaussian fits, no settings.
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from scipy.special import expit
 
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
+from pymc_sghmc.protocols import Array
 from pymc_sghmc.tuning.curvature import MAX_DENSE
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.posterior_fit import fit_posterior
+
+if TYPE_CHECKING:
+    from pymc_sghmc.hierarchy.marginal import Marginal
 
 __all__ = ["TOLERANCE", "missed", "place_nodes", "reference_with_nodes"]
 
@@ -44,7 +49,9 @@ class NodesNeeded(NamedTuple):
     error: float  # posterior standard deviations
 
 
-def place_nodes(marginal: Any, gradient: Any, start: np.ndarray, given: Any) -> np.ndarray:
+def place_nodes(
+    marginal: "Marginal", gradient: MinibatchGradient, start: np.ndarray, given: Array | None
+) -> np.ndarray:
     """Place nodes at a reference point, given or found, and choose how many there are.
 
     Parameters
@@ -78,7 +85,9 @@ def place_nodes(marginal: Any, gradient: Any, start: np.ndarray, given: Any) -> 
     return reference.position
 
 
-def reference_with_nodes(marginal: Any, gradient: Any, start: np.ndarray, given: Any) -> Reference:
+def reference_with_nodes(
+    marginal: "Marginal", gradient: MinibatchGradient, start: np.ndarray, given: Array | None
+) -> Reference:
     """Place nodes at the reference point that is found with them, in turns.
 
     With few nodes for groups of which little is known but that they are extreme, it may not stay.
@@ -96,13 +105,15 @@ def reference_with_nodes(marginal: Any, gradient: Any, start: np.ndarray, given:
     return Reference(position, fit, False)
 
 
-def _some_clusters(marginal):
+def _some_clusters(marginal: "Marginal") -> Array:
     """Clusters that stand for all."""
     n = min(SOME, max(50, SOME * MANY_POINTS // marginal.choice[1] ** marginal.k))
     return np.unique(np.linspace(0, marginal.n_clusters - 1, n).astype(int))
 
 
-def _nodes_needed(marginal, gradient, fit, some) -> NodesNeeded:
+def _nodes_needed(
+    marginal: "Marginal", gradient: MinibatchGradient, fit: GaussianFit, some: Array
+) -> NodesNeeded:
     """Find the least number of nodes whose gradient is that of more, nearby and far out.
 
     The error of the largest number is that of the one before.
@@ -118,7 +129,7 @@ def _nodes_needed(marginal, gradient, fit, some) -> NodesNeeded:
         shift = coordinates.to_theta(along / max(np.linalg.norm(along), 1e-300))
         points += [fit.mean + sign * FAR * shift for sign in (1, -1)]
 
-    def forces(n_nodes):
+    def forces(n_nodes: int) -> Array:
         marginal.use(n_nodes)
         slopes = [
             passes.of_rows(x.astype(density.dtype), marginal.likelihood, some)[1] for x in points
@@ -136,7 +147,9 @@ def _nodes_needed(marginal, gradient, fit, some) -> NodesNeeded:
     return NodesNeeded(marginal.choice[-1], error)
 
 
-def missed(marginal: Any, gradient: Any, fit: GaussianFit, some: np.ndarray) -> float:
+def missed(
+    marginal: "Marginal", gradient: MinibatchGradient, fit: GaussianFit, some: np.ndarray
+) -> float:
     """Return by how many posterior standard deviations modes beyond the nodes move the gradient."""
     worst = 0.0
     coordinates = fit.metric

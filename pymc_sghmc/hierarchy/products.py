@@ -3,6 +3,7 @@
 Knows graphs and the unknowns' shapes, no model and no data.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -11,7 +12,8 @@ import pytensor.tensor as pt
 
 from pymc.pytensorf import compile
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable, equal_computations
+from pytensor.graph.basic import Apply, Constant, Variable, equal_computations
+from pytensor.graph.op import Op
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.math import Dot
@@ -19,6 +21,8 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import AdvancedSubtensor
 
 from pymc_sghmc.compat import ancestors, indexes_leading_axes, toposort
+from pymc_sghmc.models.unknowns import Unknowns
+from pymc_sghmc.protocols import Array
 
 __all__ = ["Mixing", "is_positive", "products", "told_by"]
 
@@ -33,24 +37,31 @@ SIZES = (
 LARGE = (100.0, 1e3, 1e5)  # ... at which it mustn't be below: it may overflow
 
 
+Axes = tuple[int | None, ...]  # of the value, that those of a view of it are
+
+
 class Mixing(NamedTuple):
     """A matrix with which the rows see correlated effects, Cz."""
 
     factor: Any  # C, (n, n), lower triangular, in the model's variables
     axis: int  # of the value, along which it mixes
     turned: bool  # whether C is the transpose of the variable that it is a view of
-    products: list  # in the rows' graphs, each with the view of the value that it is a product of
+    products: list[
+        tuple[Variable, Variable]
+    ]  # in the rows' graphs, each with the view of the value that it is a product of
 
-    def over(self, entries):
+    def over(self, entries: Variable) -> Variable:
         """Numbers of each of the n effects, (n,), as broadcast to the value."""
         return entries.dimshuffle(*((0, "x") if self.axis == 0 else ("x", 0)))
 
-    def along(self, function, value):
+    def along(self, function: Callable[..., Variable], value: Variable) -> Variable:
         """Apply a function of columns, (n, m), to a value."""
         return function(value) if self.axis == 0 else function(value.T).T
 
 
-def products(value, terms, moving, unknowns) -> tuple:
+def products(
+    value: Variable, terms: Sequence[Variable], moving: set[Variable], unknowns: Unknowns
+) -> tuple[Variable | None, Mixing | None]:
     """Find what multiplies ``value`` wherever it is used: a scale with its axes, or a factor.
 
     Returns
@@ -60,9 +71,10 @@ def products(value, terms, moving, unknowns) -> tuple:
     """
     # views of the value: of each axis which of its own it is, along which constants multiply it,
     # and the scale so far with what it is made of
+    views: dict[Variable, tuple[Axes, frozenset[int | None], Any, tuple[Variable, ...]]]
     views = {value: (tuple(range(value.type.ndim)), frozenset(), None, ())}
     scales = {}
-    mixings = []
+    mixings: list[Mixing] = []
     for node in toposort(terms, []):
         if isinstance(node.op, Shape | Shape_i) or moving.isdisjoint(node.inputs):
             continue
@@ -110,12 +122,12 @@ def products(value, terms, moving, unknowns) -> tuple:
     return (found[0], None) if scales else (None, found[0])
 
 
-def _is_product(op) -> bool:
+def _is_product(op: Op) -> bool:
     """Whether an operation is a product of matrices."""
     return isinstance(op, Dot) or (isinstance(op, Blockwise) and isinstance(op.core_op, Dot))
 
 
-def _mixing(node, view, axes) -> Mixing | None:
+def _mixing(node: Apply, view: Variable, axes: Axes) -> Mixing | None:
     """Know a product of matrices: which axis of the value is mixed, and by what."""
     if any(v.type.ndim != 2 for v in node.inputs):
         return None
@@ -132,13 +144,13 @@ def _mixing(node, view, axes) -> Mixing | None:
     return Mixing(other.T if is_first else other, axis, turned, [])
 
 
-def _is_same(one, other) -> bool:
+def _is_same(one: Mixing, other: Mixing) -> bool:
     """Whether two factors are one, of several likelihoods perhaps."""
     alike = (one.axis, one.turned) == (other.axis, other.turned)
     return alike and equal_computations([one.factor], [other.factor])
 
 
-def _is_triangular(mixing, value, unknowns) -> bool:
+def _is_triangular(mixing: Mixing, value: Variable, unknowns: Unknowns) -> bool:
     """Whether the factor is square, lower triangular, and its diagonal positive at all points."""
     n = unknowns.shapes[unknowns.variables.index(value)][mixing.axis]
     found = list(_at_points(mixing.factor, unknowns, SIZES))
@@ -147,14 +159,14 @@ def _is_triangular(mixing, value, unknowns) -> bool:
     )
 
 
-def _root(scale):
+def _root(scale: Variable) -> Variable:
     """One variable for all views of a scale."""
     while scale.owner is not None and isinstance(scale.owner.op, DimShuffle):
         scale = scale.owner.inputs[0]
     return scale
 
 
-def _axes_after(node, view, axes) -> tuple | None:
+def _axes_after(node: Apply, view: Variable, axes: Axes) -> Axes | None:
     """Return the value's axes in a new view, which moves entries or multiplies by constants."""
     op = node.op
     if isinstance(op, DimShuffle):
@@ -167,7 +179,7 @@ def _axes_after(node, view, axes) -> tuple | None:
     return None
 
 
-def _repeats(node, view, axes) -> bool:
+def _repeats(node: Apply, view: Variable, axes: Axes) -> bool:
     """Whether the only entry along an axis of the value is used several times."""
     before = view.type.broadcastable
     after = node.outputs[0].type.broadcastable
@@ -175,7 +187,7 @@ def _repeats(node, view, axes) -> bool:
     return any(one and not now and axis is not None for one, now, axis in places)
 
 
-def _weighted(node, view, axes) -> set:
+def _weighted(node: Apply, view: Variable, axes: Axes) -> set[int | None]:
     """Axes of the value along which constants that multiply it may differ."""
     constants = [v for v in node.inputs if v is not view] if node.op == pt.mul else []
     return {
@@ -186,9 +198,9 @@ def _weighted(node, view, axes) -> set:
     }
 
 
-def _aligned(scale, axes, ndim) -> Variable | None:
+def _aligned(scale: Variable, axes: Axes, ndim: int) -> Variable | None:
     """``scale`` with the axes of the value that it multiplies a view of, or None."""
-    order = ["x"] * ndim
+    order: list[int | str] = ["x"] * ndim
     for place, axis in enumerate(axes):
         if scale.type.broadcastable[place]:
             continue
@@ -198,19 +210,19 @@ def _aligned(scale, axes, ndim) -> Variable | None:
     return scale.dimshuffle(order)
 
 
-def told_by(graphs) -> list:
+def told_by(graphs: Sequence[Variable]) -> list[Variable]:
     """Return the inputs of graphs, other than constants and data of the model."""
     leaves = (v for v in dict.fromkeys(ancestors(graphs)) if v.owner is None)
     return [v for v in leaves if not isinstance(v, Constant | SharedVariable)]
 
 
-def is_positive(scale, unknowns) -> bool:
+def is_positive(scale: Variable, unknowns: Unknowns) -> bool:
     """Whether a scale is above zero at points of all sizes."""
     above = all((values > 0).all() for values in _at_points(scale, unknowns, SIZES))
     return above and not any((values < 0).any() for values in _at_points(scale, unknowns, LARGE))
 
 
-def _at_points(graph, unknowns, sizes):
+def _at_points(graph: Variable, unknowns: Unknowns, sizes: Sequence[float]) -> Iterator[Array]:
     """Yield values of a graph at unknowns of these sizes, with either sign."""
     shapes = dict(zip(unknowns.variables, unknowns.shapes, strict=True))
     used = told_by([graph])
@@ -221,7 +233,7 @@ def _at_points(graph, unknowns, sizes):
     rng = np.random.default_rng(0)
     with np.errstate(all="ignore"):
         for size in sizes:
-            point = [rng.normal(0, size, shapes[v]) for v in used]
+            point: list[Any] = [rng.normal(0, size, shapes[v]) for v in used]
             for sign in (1, -1):
                 try:
                     yield function(

@@ -3,11 +3,14 @@
 Knows arrays alone.
 """
 
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import numpy as np
 
 from scipy.special import gammaln, logsumexp
+
+from pymc_sghmc.protocols import Array
 
 __all__ = ["HeavyTailed", "OverNodes"]
 
@@ -25,23 +28,23 @@ class HeavyTailed:
         Cholesky factor of the precision of a Gaussian, in whose unit it is drawn: z = Lᵀ(u − mean).
     """
 
-    def __init__(self, mean, factor):
+    def __init__(self, mean: Array, factor: Array) -> None:
         self.mean = mean
         self._factor = factor
         self._inverse = np.linalg.inv(factor).swapaxes(1, 2)
         self.log_det = np.log(np.einsum("naa->na", factor)).sum(axis=1)
 
-    def at(self, z):
+    def at(self, z: Array) -> Array:
         """Return the numbers of groups at z."""
         return self.mean + np.einsum(
             "nab,nb->na", self._inverse, np.broadcast_to(z, self.mean.shape)
         )
 
-    def z_of(self, u):
+    def z_of(self, u: Array) -> Array:
         """Return z at numbers of groups."""
         return np.einsum("nba,nb->na", self._factor, u - self.mean)
 
-    def draw(self, rng):
+    def draw(self, rng: np.random.Generator) -> tuple[Array, Array]:
         """Return numbers, and minus the log-density of each but for a constant."""
         n, k = self.mean.shape
         z = rng.standard_normal((n, k))
@@ -62,7 +65,9 @@ class OverNodes:
         Log-density of all groups' numbers, (n, k).
     """
 
-    def __init__(self, around, n_nodes, level):
+    def __init__(
+        self, around: Sequence[HeavyTailed], n_nodes: int, level: Callable[[Array], Array]
+    ) -> None:
         self.around = around
         k = around[0].mean.shape[1]
         x, w = np.polynomial.hermite_e.hermegauss(n_nodes)
@@ -79,7 +84,7 @@ class OverNodes:
             for one, total in zip(log_p, totals, strict=True)
         ]
 
-    def excess(self):
+    def excess(self) -> Array:
         """Return the largest ratio of the density to the t distribution's at the nodes, (n,)."""
         first = self.around[0]
         k = self._z.shape[1]
@@ -94,7 +99,7 @@ class OverNodes:
                 found.append(level - self._total - t)
         return np.exp(np.nanmax(found, axis=0))
 
-    def draw(self, rng):
+    def draw(self, rng: np.random.Generator) -> tuple[Array, Array]:
         """Return numbers, and minus the log-density of each but for a constant."""
         n, k = self.around[0].mean.shape
         parts = np.cumsum(np.exp(np.concatenate(self._log_p, axis=1)), axis=1)

@@ -3,9 +3,14 @@
 Knows what ``pm.sample`` gives back and steps; no sampler.
 """
 
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Self
+
 import numpy as np
+import pytensor.tensor as pt
 import xarray as xr
 
+from numpy.typing import ArrayLike
 from pymc.model import Model, modelcontext
 from pymc.progress_bar import CustomProgress
 from pymc.pytensorf import compile
@@ -13,14 +18,23 @@ from pymc.util import get_random_generator
 
 from pymc_sghmc.bambi_draws import pymc_model_and_draws
 from pymc_sghmc.checks import quoted, whole_steps
-from pymc_sghmc.hierarchy.marginal import marginal_of
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
+from pymc_sghmc.hierarchy.marginal import Marginal, marginal_of
+from pymc_sghmc.protocols import Array
 
 __all__ = ["recover_effects"]
 
 
 def recover_effects(
-    idata, step, *, draws=250, groups=None, random_seed=None, model=None, progressbar=True
-):
+    idata: Any,
+    step: Any,
+    *,
+    draws: int = 250,
+    groups: ArrayLike | None = None,
+    random_seed: int | np.random.Generator | None = None,
+    model: Any = None,
+    progressbar: bool = True,
+) -> xr.Dataset:
     """Draw the effects that a step integrated out, given some draws of all other unknowns.
 
     For each draw of the posterior's, a few Metropolis steps with proposals from a t distribution
@@ -106,7 +120,7 @@ def recover_effects(
     return _with_labels(run.thinned, effects, model, wanted_groups, marginal)
 
 
-def _checked_run(idata, step, model):
+def _checked_run(idata: Any, step: Any, model: Any) -> tuple[Any, MinibatchGradient]:
     """Return the model, and the step's gradient, of a result and its step."""
     if not hasattr(step, "tuner") or not hasattr(idata, "posterior"):
         raise TypeError(
@@ -124,7 +138,9 @@ def _checked_run(idata, step, model):
 class _Draws:
     """Draws of a posterior, and the points of PyMC's unconstrained scale that they are."""
 
-    def __init__(self, thinned, model, values):
+    def __init__(
+        self, thinned: xr.Dataset, model: Model, values: Sequence[pt.TensorVariable]
+    ) -> None:
         self.thinned = thinned
         self.shape = (thinned.sizes["chain"], thinned.sizes["draw"])
         self._values = values
@@ -142,7 +158,7 @@ class _Draws:
         ]
 
     @classmethod
-    def of(cls, idata, model, step, n_draws):
+    def of(cls, idata: Any, model: Model, step: Any, n_draws: int) -> Self:
         """Take draws, evenly spread, of all parameters on which the effects depend."""
         posterior = idata.posterior
         posterior = posterior.to_dataset() if hasattr(posterior, "to_dataset") else posterior
@@ -159,13 +175,13 @@ class _Draws:
         spread = np.unique(np.linspace(0, n - 1, min(n, n_draws)).astype(int))
         return cls(posterior.isel(draw=spread), model, values)
 
-    def point(self, at):
+    def point(self, at: tuple[int, ...]) -> dict[str, Array]:
         """Return the values, on the unconstrained scale, of one draw."""
         draws = zip(self._draws, self._rvs, strict=True)
         values = self._unconstrained(*(x[at].astype(rv.dtype) for x, rv in draws))
         return {v.name: x for v, x in zip(self._values, values, strict=True)}
 
-    def flat(self):
+    def flat(self) -> dict[pt.TensorVariable, Array]:
         """Return the draws of each random variable, chain after chain."""
         return {
             rv: x.reshape(-1, *x.shape[2:]).astype(rv.dtype)
@@ -173,7 +189,13 @@ class _Draws:
         }
 
 
-def _effects_of_draw(step, marginal, point, rng, wanted_groups):
+def _effects_of_draw(
+    step: Any,
+    marginal: Marginal,
+    point: Mapping[str, Array],
+    rng: np.random.Generator,
+    wanted_groups: Array | None,
+) -> dict[str, Array]:
     """Draw the effects, or those of some groups, given the point of one draw."""
     gradient = step.tuner.gradient
     density = gradient.density
@@ -186,7 +208,13 @@ def _effects_of_draw(step, marginal, point, rng, wanted_groups):
     return {name: np.take(x, wanted_groups, marginal.axes[name]) for name, x in drawn.items()}
 
 
-def _with_labels(thinned, effects, model, wanted_groups, marginal) -> xr.Dataset:
+def _with_labels(
+    thinned: xr.Dataset,
+    effects: Mapping[str, xr.DataArray],
+    model: Model,
+    wanted_groups: Array | None,
+    marginal: Marginal,
+) -> xr.Dataset:
     """Add effects to the draws, with the coordinates that pm.sample gives them."""
     by_value = {value.name: rv.name for value, rv in model.values_to_rvs.items()}
     group_dims = {effects[by_value[value]].dims[2 + axis] for value, axis in marginal.axes.items()}
@@ -201,7 +229,7 @@ def _with_labels(thinned, effects, model, wanted_groups, marginal) -> xr.Dataset
     return result.assign_coords(labels)
 
 
-def _labels(model: Model, dim: str, length: int, entries: np.ndarray | None) -> np.ndarray:
+def _labels(model: Model, dim: Hashable, length: int, entries: np.ndarray | None) -> np.ndarray:
     """Return the coordinate of a dim, as pm.sample gives it, or those of its ``entries`` alone.
 
     PyMC 5 compares it with the model's before it predicts, and draws effects anew where it differs.
@@ -213,7 +241,7 @@ def _labels(model: Model, dim: str, length: int, entries: np.ndarray | None) -> 
     return labels if entries is None else labels[entries]
 
 
-def _checked(groups, n_groups):
+def _checked(groups: ArrayLike | None, n_groups: int) -> Array | None:
     """Return numbers of groups as an array, or None."""
     if groups is None:
         return None
@@ -230,14 +258,20 @@ def _checked(groups, n_groups):
     return numbers
 
 
-def _as_variables(found, model, of_draws, of_groups, marginal) -> dict:
+def _as_variables(
+    found: Mapping[str, Array],
+    model: Model,
+    of_draws: Mapping[pt.TensorVariable, Array],
+    of_groups: Array | None,
+    marginal: Marginal,
+) -> dict[str, xr.DataArray]:
     """Return values of random variables from those on the unconstrained scale, with their dims.
 
     The bounds of a transform may depend on other unknowns, and are taken at the same draw; and on
     the group, so that it is given all groups.
     """
 
-    def whole(back, name, one, *others):
+    def whole(back: Callable[..., Array], name: str, one: Array, *others: Array) -> Array:
         if of_groups is None:
             return back(one, *others)
         axis = marginal.axes[name]

@@ -9,11 +9,15 @@ effects that were found in them, no data and no way of choosing λ.
 
 import math
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import pytensor.tensor as pt
 
 from pytensor.graph.replace import clone_replace
+
+from pymc_sghmc.hierarchy.scaled_effects import ScaledEffect
+from pymc_sghmc.models.unknowns import Unknowns
 
 __all__ = ["Reparametrised", "reparametrised"]
 
@@ -21,14 +25,19 @@ __all__ = ["Reparametrised", "reparametrised"]
 class Reparametrised(NamedTuple):
     """Graphs in the coordinates a, and the change of coordinates with them."""
 
-    graphs: list  # those that were given
-    variables: list  # in place of the model's, with the same names
+    graphs: list[pt.TensorVariable]  # those that were given
+    variables: list[pt.TensorVariable]  # in place of the model's, with the same names
     log_jacobian: pt.TensorVariable  # of the change of coordinates
     to_model: pt.TensorVariable  # the model's variables, raveled and joined, of the new ones
     from_model: pt.TensorVariable  # the reverse, as a graph of the model's variables
 
 
-def reparametrised(effects, graphs, unknowns, centring) -> Reparametrised:
+def reparametrised(
+    effects: Sequence[ScaledEffect],
+    graphs: Sequence[pt.TensorVariable],
+    unknowns: Unknowns,
+    centring: pt.TensorVariable,
+) -> Reparametrised:
     """Write graphs in the coordinates a, and the change of coordinates with them.
 
     With e = λ₀ − λ, λ₀ of the model's form, a value of the model's is μ + τᵉ(a − λμ), and μ = 0
@@ -65,7 +74,7 @@ def reparametrised(effects, graphs, unknowns, centring) -> Reparametrised:
         value = effect.location + pt.exp(log_power) * (a - weight * effect.location)
         seen = effect.value
         if effect.mixing is not None:
-            C = effect.mixing.factor
+            C: Any = effect.mixing.factor
             mixing = effect.mixing
             u = effect.value.type()
             for product, view in mixing.products:

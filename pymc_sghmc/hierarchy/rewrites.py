@@ -5,14 +5,16 @@ Knows arguments and models, no chain.
 
 import logging
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import pytensor.tensor as pt
 
 from pymc.model import Model
 
 from pymc_sghmc.checks import quoted
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.hierarchy.centring import centring_of, partially_centre
 from pymc_sghmc.hierarchy.cluster_effects import clustered_rows, named_effects
 from pymc_sghmc.hierarchy.clustered_rows import ClusterEffect
@@ -20,6 +22,7 @@ from pymc_sghmc.hierarchy.marginal import integrate_out
 from pymc_sghmc.loops.backends import is_jax
 from pymc_sghmc.models.contract import minibatch_log_density
 from pymc_sghmc.models.row_model import RowModel
+from pymc_sghmc.models.unknowns import Unknowns
 
 __all__ = [
     "NO_REWRITING",
@@ -37,7 +40,12 @@ MOST_NUMBERS = 2  # of a group, and unknowns that are left
 MOST_LEFT = 50
 
 
-def integrated_effects(model, given, point, variables) -> tuple:
+def integrated_effects(
+    model: Model,
+    given: Mapping[str, Any],
+    point: Mapping[str, Any],
+    variables: list[pt.TensorVariable],
+) -> tuple[list[ClusterEffect], list[pt.TensorVariable]]:
     """Return the effects that ``marginalize`` names, and the variables that are left to sample.
 
     Parameters
@@ -74,7 +82,7 @@ def integrated_effects(model, given, point, variables) -> tuple:
     return effects, left
 
 
-def _obstacles(given) -> dict[str, str]:
+def _obstacles(given: Mapping[str, Any]) -> dict[str, str]:
     """Arguments, by name, with which effects can't be integrated out, and why."""
     problems = {
         "data": given["data"] is not None
@@ -108,12 +116,18 @@ def rewritten(rows: RowModel, model: Model, rewriting: Rewriting) -> RowModel:
     return partially_centre(rows, model) if rewriting.may_centre else rows
 
 
-def advise_to_integrate_out(model, given, point, unknowns, gradient) -> None:
+def advise_to_integrate_out(
+    model: Model,
+    given: Mapping[str, Any],
+    point: Mapping[str, Any],
+    unknowns: Unknowns,
+    gradient: MinibatchGradient,
+) -> None:
     """Log which effects could be integrated out, where there are many groups of few rows."""
     centring = centring_of(gradient.density)
     if centring is None or _obstacles(given):
         return
-    by_groups = {}
+    by_groups: dict[int, list[str]] = {}
     for name in centring.by_name():
         by_groups.setdefault(max(np.shape(point[name]), default=1), []).append(name)
     n_groups, names = max(by_groups.items())
@@ -134,7 +148,7 @@ def advise_to_integrate_out(model, given, point, unknowns, gradient) -> None:
             return
 
 
-def _can_be(model, names, point) -> bool:
+def _can_be(model: Model, names: Sequence[str], point: Mapping[str, Any]) -> bool:
     """Whether the graph lets these effects be integrated out; nothing is compiled for it."""
     shapes = {name: np.shape(value) for name, value in point.items()}
     try:

@@ -3,16 +3,19 @@
 Knows models and their graphs, no data and no coordinates.
 """
 
+from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 import pymc as pm
 import pytensor.tensor as pt
 
+from pymc.model import Model
 from pytensor.tensor.random.op import RandomVariable
 
 from pymc_sghmc.compat import ancestors
 from pymc_sghmc.hierarchy.products import Mixing, is_positive, products, told_by
+from pymc_sghmc.models.unknowns import Unknowns
 
 __all__ = ["LOCATION_AND_SCALE", "ScaledEffect", "scaled_effects"]
 
@@ -31,12 +34,14 @@ class ScaledEffect(NamedTuple):
     mixing: Mixing | None = None  # C of the latter, with the lengths of whose rows as τ
 
     @property
-    def needs(self) -> list:
+    def needs(self) -> list[pt.TensorVariable]:
         """What location and scale are computed from."""
         return [self.location, self.scale]
 
 
-def scaled_effects(model, terms, unknowns) -> list[ScaledEffect]:
+def scaled_effects(
+    model: Model, terms: Sequence[pt.TensorVariable], unknowns: Unknowns
+) -> list[ScaledEffect]:
     """Find the effects among ``unknowns`` whose scale depends on others of them.
 
     Two forms are known: priors of effects whose scale is unknown, such as ``Normal(mu, tau)`` or
@@ -73,7 +78,7 @@ def scaled_effects(model, terms, unknowns) -> list[ScaledEffect]:
     return [by_value[value] for value in order]
 
 
-def _as_prior(model, rv, value) -> ScaledEffect | None:
+def _as_prior(model: Model, rv: pt.TensorVariable, value: pt.TensorVariable) -> ScaledEffect | None:
     """Know ``u ~ Normal(μ, τ)`` and the like, with values on the whole real line."""
     op = rv.owner.op if rv.owner is not None else None
     if not isinstance(op, RandomVariable) or model.rvs_to_transforms[rv] is not None:
@@ -89,7 +94,13 @@ def _as_prior(model, rv, value) -> ScaledEffect | None:
     return None
 
 
-def _as_product(model, rv, value, terms, unknowns) -> ScaledEffect | None:
+def _as_product(
+    model: Model,
+    rv: pt.TensorVariable,
+    value: pt.TensorVariable,
+    terms: Sequence[pt.TensorVariable],
+    unknowns: Unknowns,
+) -> ScaledEffect | None:
     """Know τz and Cz: rows depend on z by way of its product with one scale or factor alone."""
     op = rv.owner.op if rv.owner is not None else None
     known = isinstance(op, RandomVariable) and op.ndim_supp == 0
@@ -104,7 +115,7 @@ def _as_product(model, rv, value, terms, unknowns) -> ScaledEffect | None:
     return None if scale is None else ScaledEffect(value, pt.zeros(()), scale, 0.0, mixing)
 
 
-def _is_known(one, variables) -> bool:
+def _is_known(one: ScaledEffect, variables: Sequence[pt.TensorVariable]) -> bool:
     """Whether the scale is a parameter, and the step samples all that determines the effect."""
     own = [v in variables and v is not one.value for v in told_by(one.needs)]
     return all(own) and not set(variables).isdisjoint(told_by([one.scale]))

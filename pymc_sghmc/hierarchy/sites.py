@@ -16,7 +16,7 @@ class Clusters(NamedTuple):
     groups: np.ndarray  # number of each cluster's group
     start: np.ndarray  # of its rows in ...
     order: np.ndarray  # ... all rows, by group
-    count: np.ndarray  # of its rows
+    count: np.ndarray  # type: ignore[assignment]  # of its rows; a tuple's method is hidden
 
     @classmethod
     def of(cls, index: np.ndarray, n_groups: int) -> "Clusters":

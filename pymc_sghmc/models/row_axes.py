@@ -4,9 +4,11 @@ Knows operations of PyTensor; knows no model, no data and no sampler. Of what is
 rows apart it says `MIXED`.
 """
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
-from pytensor.graph.basic import Constant
+from pytensor.graph.basic import Constant, Variable
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc, ARange, Join
 from pytensor.tensor.blockwise import Blockwise
@@ -29,7 +31,7 @@ from pymc_sghmc.compat import (
     toposort,
 )
 
-__all__ = ["MIXED", "row_axes"]
+__all__ = ["MIXED", "Place", "row_axes"]
 
 # What the leading axis of a variable's rows is called where it is none: the number of rows, the
 # row indices 0, 1, ..., and what mixes rows or may do so.
@@ -37,8 +39,10 @@ LENGTH = "length"
 POSITIONS = "positions"
 MIXED = "mixed"
 
+Place = int | str | None  # where rows lie: an axis, one of these words, or nowhere
 
-def row_axes(graphs, axes) -> dict:
+
+def row_axes(graphs: Sequence[Variable], axes: Mapping[Variable, Place]) -> dict[Variable, Place]:
     """Find on which axis the rows lie, for all variables that depend on some that have rows."""
     axes = dict(axes)
     for node in toposort(graphs, list(axes)):

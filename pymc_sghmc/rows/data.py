@@ -4,14 +4,19 @@ A minibatch says which arrays its rows are of. Knows arrays and groups of rows; 
 they are drawn, no gradients.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from numpy.typing import DTypeLike
+
+from pymc_sghmc.models.contract import Group
 from pymc_sghmc.models.graphs import array_of, odd_values
-from pymc_sghmc.rows.files import mapped_file
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.files import MappedFile, mapped_file
 
 __all__ = ["Chunk", "InMemory", "Minibatch", "Minibatches"]
 
@@ -21,18 +26,20 @@ CHUNK_BYTES = 2**22  # of data gathered at a time in a pass over all rows
 class Minibatch(NamedTuple):
     """Some rows of each group."""
 
-    rows: tuple  # numbers of the rows, (n,) for each group
-    arrays: tuple  # whose rows they are
+    rows: tuple[Array, ...]  # numbers of the rows, (n,) for each group
+    arrays: tuple[Array, ...]  # whose rows they are
 
 
 class Minibatches(NamedTuple):
     """Several minibatches of the same arrays."""
 
-    drawn: tuple  # rows of all minibatches, (k, n) for each group that isn't used whole
-    whole: tuple  # for each group: all of its rows, (n,), or None where they are drawn
-    arrays: tuple
+    drawn: tuple[Array, ...]  # rows of all minibatches, (k, n) for each group that isn't used whole
+    whole: tuple[
+        Array | None, ...
+    ]  # for each group: all of its rows, (n,), or None where they are drawn
+    arrays: tuple[Array, ...]
 
-    def one(self, i) -> Minibatch:
+    def one(self, i: int) -> Minibatch:
         """Return the minibatch number ``i``."""
         drawn = iter(self.drawn)
         rows = tuple([next(drawn)[i] if rows is None else rows for rows in self.whole])
@@ -46,7 +53,7 @@ class Chunk(NamedTuple):
     group: int
     rows: np.ndarray
     weight: float  # of each
-    arrays: tuple
+    arrays: tuple[Array, ...]
 
 
 class InMemory:
@@ -75,10 +82,16 @@ class InMemory:
         Sizes of the minibatches that aren't all of their rows; empty if the gradient is exact.
     """
 
-    files = ()
+    files: Sequence[MappedFile] = ()
     rows_of_each = 1.0  # what is drawn: rows, or units of so many on average
 
-    def __init__(self, groups, sources, dtype, resident):
+    def __init__(
+        self,
+        groups: list[Group],
+        sources: Sequence[Any],
+        dtype: DTypeLike,
+        resident: Callable[[Array], Any],
+    ) -> None:
         self.groups = groups
         self.sources = sources
         self.dtype = dtype
@@ -112,18 +125,18 @@ class InMemory:
         self.resident = tuple([self._resident(array) for array in self.arrays])
         self._count(n_rows)
 
-    def _count(self, n_rows):
+    def _count(self, n_rows: list[int]) -> None:
         self.n_rows = n_rows
         self.n_at_hand = n_rows
         self._chunk_rows = self._rows_per_chunk()
         self.resize(None)
 
     @property
-    def fixed(self) -> tuple:
+    def fixed(self) -> tuple[Array, ...]:
         """Arrays that are the same whenever a run goes on."""
         return self.arrays
 
-    def resize(self, rows) -> None:
+    def resize(self, rows: int | None) -> None:
         """Let minibatches have so many rows of each group, at most half of them; None: as given."""
         self.rows = rows
         given = [group.batch_size for group in self.groups]
@@ -153,31 +166,31 @@ class InMemory:
         ]
         return [max(1000, CHUNK_BYTES // max(1, size)) for size in row_bytes]
 
-    def uniform_weights(self, rows) -> tuple:
+    def uniform_weights(self, rows: Sequence[Array]) -> tuple[Array, ...]:
         """Weights N/n of rows drawn evenly, for each group."""
         if all(w.size == idx.size for w, idx in zip(self.weights, rows, strict=True)):
             return self.weights
         return self._uniform_weights([idx.size for idx in rows])
 
-    def _uniform_weights(self, sizes) -> tuple:
+    def _uniform_weights(self, sizes: Sequence[int]) -> tuple[Array, ...]:
         scales = zip(self.n_rows, sizes, strict=True)
         return tuple([np.full(n, n_rows / n, dtype=self.dtype) for n_rows, n in scales])
 
-    def evenly(self, rng, k) -> Minibatches:
+    def evenly(self, rng: np.random.Generator, k: int) -> Minibatches:
         """Draw ``k`` minibatches of the rows at hand, with replacement."""
-        drawn = ()
+        drawn: tuple[Array, ...] = ()
         if self.noisy_batch_sizes:
             sizes = zip(self.n_at_hand, self.batch_sizes, self.whole, strict=True)
             drawn = tuple([rng.integers(N, size=(k, n)) for N, n, rows in sizes if rows is None])
         return Minibatches(drawn, self.whole, self.resident)
 
-    def part(self, group, rows) -> Minibatch:
+    def part(self, group: int | None, rows: Array | None) -> Minibatch:
         """Return rows of one group, and one row, which is not to count, of each other."""
         others = np.zeros(1, dtype=np.int64)
-        everything = [rows if i == group else others for i in range(len(self.groups))]
+        everything: list[Any] = [rows if i == group else others for i in range(len(self.groups))]
         return Minibatch(tuple(everything), self.resident)
 
-    def chunks(self, subset=None):
+    def chunks(self, subset: Sequence[Array] | None = None) -> Iterator[Chunk]:
         """Yield all rows, or a subset of those at hand that stands for them, in chunks."""
         for k, n_rows in enumerate(self.n_rows):
             rows = None if subset is None else subset[k]
@@ -187,13 +200,13 @@ class InMemory:
                 chunk = np.arange(start, stop) if rows is None else rows[start:stop]
                 yield Chunk(0, k, chunk, n_rows / count, self.resident)
 
-    def odd_values(self, minibatch=None) -> str:
+    def odd_values(self, minibatch: Minibatch | None = None) -> str:
         """Name missing or infinite values in the data of these rows, or of all; else return "".
 
         ``pm.set_data`` may have put it there.
         """
         arrays = iter(self.arrays)
-        everything = [slice(None)] * len(self.groups)
+        everything: Sequence[Any] = [slice(None)] * len(self.groups)
         return odd_values(
             next(arrays)[rows]
             for group, rows in zip(
@@ -202,12 +215,12 @@ class InMemory:
             for _ in group.batches
         )
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         # Workers get the data as they are now, not the model's containers.
         self.reload()
         groups = [
@@ -221,6 +234,6 @@ class InMemory:
         ]
         return {**self.__dict__, "sources": self.arrays, "groups": groups, "resident": None}
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.reload()

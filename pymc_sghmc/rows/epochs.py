@@ -6,9 +6,13 @@ rows, no gradients.
 
 import math
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from pymc_sghmc.rows.data import Minibatches
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.data import InMemory, Minibatch, Minibatches
+from pymc_sghmc.rows.orders import Place
 
 __all__ = ["Epochs", "epoch_rows"]
 
@@ -33,10 +37,10 @@ class Epochs:
 
     independent = False
 
-    def __init__(self, data):
+    def __init__(self, data: InMemory) -> None:
         self.data = data
 
-    def draw(self, rng, place, k):
+    def draw(self, rng: np.random.Generator, place: Place, k: int) -> tuple[Minibatches, Place]:
         """Draw the next ``k`` minibatches."""
         seed, t = place or (int(rng.integers(2**63)), 0)
         data = self.data
@@ -47,16 +51,16 @@ class Epochs:
         ]
         return Minibatches(tuple(drawn), data.whole, data.resident), (seed, t + k)
 
-    def probe(self, rng):
+    def probe(self, rng: np.random.Generator) -> Minibatch:
         """Draw a minibatch with replacement, which isn't counted."""
         return self.data.evenly(rng, 1).one(0)
 
-    def weights(self, rows) -> tuple:
+    def weights(self, rows: Sequence[Array]) -> tuple[Array, ...]:
         """Weights of the rows of a minibatch, by group."""
         return self.data.uniform_weights(rows)
 
 
-def epoch_rows(n_rows, start, count, seed) -> np.ndarray:
+def epoch_rows(n_rows: int, start: int, count: int, seed: int) -> Array:
     """Return entries ``start`` to ``start + count`` of the endless sequence of shuffled epochs.
 
     Each epoch is a permutation of the rows by a Feistel network over pairs of digits in bases a
@@ -72,7 +76,7 @@ def epoch_rows(n_rows, start, count, seed) -> np.ndarray:
     return out
 
 
-def _permuted(x, n_rows, keys):
+def _permuted(x: Array, n_rows: int, keys: Array) -> Array:
     a = np.uint64(math.isqrt(n_rows - 1) + 1)
     b = np.uint64(-(-n_rows // int(a)))
     left, right = np.divmod(x, b)
@@ -87,13 +91,13 @@ def _permuted(x, n_rows, keys):
     return x
 
 
-def _rotated(digit, random, base):
+def _rotated(digit: Array, random: Array, base: np.uint64) -> Array:
     """Add a random number to a digit, modulo the base."""
     digit = digit + ((random >> np.uint64(32)) * base >> np.uint64(32))
     return np.where(digit >= base, digit - base, digit)
 
 
-def _mixed(x):
+def _mixed(x: Array) -> Array:
     """Turn numbers into random bits (the finaliser of SplitMix64, Steele, Lea & Flood 2014)."""
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)

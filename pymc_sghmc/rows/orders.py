@@ -7,12 +7,12 @@ too. Knows rows, no gradients.
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from pymc_sghmc.protocols import Array
-from pymc_sghmc.rows.data import Minibatch, Minibatches
+from pymc_sghmc.rows.data import InMemory, Minibatch, Minibatches
 
 __all__ = ["ByLeverage", "Order", "Place", "WithReplacement"]
 
@@ -44,18 +44,18 @@ class WithReplacement:
 
     independent = True  # a row may come up again before all others have
 
-    def __init__(self, data):
+    def __init__(self, data: InMemory) -> None:
         self.data = data
 
-    def draw(self, rng, place, k):
+    def draw(self, rng: np.random.Generator, place: Place, k: int) -> tuple[Minibatches, Place]:
         """Draw ``k`` minibatches."""
         return self.data.evenly(rng, k), place
 
-    def probe(self, rng):
+    def probe(self, rng: np.random.Generator) -> Minibatch:
         """Draw a minibatch that no step of a chain is made of."""
         return self.data.evenly(rng, 1).one(0)
 
-    def weights(self, rows) -> tuple:
+    def weights(self, rows: Sequence[Array]) -> tuple[Array, ...]:
         """Weights of the rows of a minibatch, by group."""
         return self.data.uniform_weights(rows)
 
@@ -75,7 +75,7 @@ class ByLeverage:
 
     independent = True
 
-    def __init__(self, data, leverages):
+    def __init__(self, data: InMemory, leverages: Sequence[Array]) -> None:
         self.data = data
         self.pools = []
         self.counts = []
@@ -87,7 +87,7 @@ class ByLeverage:
             self.pools.append(np.repeat(np.arange(counts.size, dtype=np.int32), counts))
             self.counts.append(counts)
 
-    def draw(self, rng, place, k):
+    def draw(self, rng: np.random.Generator, place: Place, k: int) -> tuple[Minibatches, Place]:
         """Draw ``k`` minibatches."""
         data = self.data
         # uniforms of double precision: even to 1e-16, and four times as fast as integers of few
@@ -98,11 +98,11 @@ class ByLeverage:
         ]
         return Minibatches(tuple(drawn), data.whole, data.resident), place
 
-    def probe(self, rng):
+    def probe(self, rng: np.random.Generator) -> Minibatch:
         """Draw a minibatch that no step of a chain is made of."""
         return self.draw(rng, None, 1)[0].one(0)
 
-    def weights(self, rows) -> tuple:
+    def weights(self, rows: Sequence[Array]) -> tuple[Array, ...]:
         """Weights of the rows of a minibatch, by group."""
         uniform = self.data.uniform_weights(rows)
         return tuple(
@@ -116,7 +116,7 @@ class ByLeverage:
             ]
         )
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         copied = object.__new__(type(self))
         copied.__dict__.update({**self.__dict__, "data": deepcopy(self.data, memo)})
         return copied

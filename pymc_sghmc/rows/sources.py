@@ -5,13 +5,17 @@ Knows models and rows, no gradients and no chains.
 
 import os
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 
+from pymc.model import Model
+
 from pymc_sghmc.exceptions import ChainError
 from pymc_sghmc.models.graphs import array_of
+from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.files import mapped_file
 from pymc_sghmc.rows.reading import Reader
 
@@ -25,7 +29,7 @@ class StreamError(ChainError, ValueError):
     """A loader doesn't keep its word."""
 
 
-def given_arrays(model, arrays) -> dict:
+def given_arrays(model: Model, arrays: Mapping[str, Any]) -> dict[str, Array]:
     """Check the arrays that take the place of what data containers hold; no copy is made.
 
     Returns
@@ -66,7 +70,7 @@ class Source:
     model : pm.Model
     """
 
-    def __init__(self, loader, model):
+    def __init__(self, loader: Any, model: Model) -> None:
         self.loader = loader
         if isinstance(loader, Iterator) or not (
             hasattr(loader, "__iter__") or hasattr(loader, "blocks")
@@ -82,7 +86,7 @@ class Source:
         self.dropped = self.n_rows % size if isinstance(size, int) and size > 0 else 0
         self.containers = {variable.name: variable for variable in model.data_vars}
         self.names = list(self.containers)
-        self.first = None
+        self.first: dict[str, Array] = None  # type: ignore[assignment]
         blocks = self.blocks(np.random.default_rng(0))
         block = next(blocks)
         blocks.close()
@@ -98,14 +102,14 @@ class Source:
         """Number of rows in one pass."""
         return self.n_rows - self.dropped
 
-    def pilot(self) -> dict:
+    def pilot(self) -> dict[str, Array]:
         """Return copies of the first rows, for what needs some rows only."""
         row_bytes = sum(row.nbytes for row in self.first.values())
         n_rows = min(PILOT_ROWS, max(1000, PILOT_BYTES // row_bytes), self.rows_per_pass)
         with closing(Reader(self, list(self.first), 0)) as reader:
             return dict(zip(self.first, reader.read(0, n_rows), strict=True))
 
-    def blocks(self, rng):
+    def blocks(self, rng: np.random.Generator) -> Generator[dict[str, Array], None, None]:
         """Yield the blocks of one pass, in the loader's order or in its order for ``rng``."""
         seen = 0
         try:
@@ -140,7 +144,7 @@ class Source:
                 "len count blocks? It (or total_size) must be the number of rows"
             )
 
-    def _checked(self, block) -> dict:
+    def _checked(self, block: Any) -> dict[str, Array]:
         if isinstance(block, np.ndarray) and len(self.names) == 1:
             block = {self.names[0]: block}
         if not isinstance(block, Mapping):
@@ -178,7 +182,7 @@ class Source:
         return arrays
 
 
-def check_file(name, array) -> None:
+def check_file(name: str, array: Array) -> None:
     """Refuse an `np.memmap` whose file has become shorter than it."""
     file = mapped_file(array)
     if file is not None and file.is_cut_short:
@@ -188,7 +192,7 @@ def check_file(name, array) -> None:
         )
 
 
-def _container(model, name):
+def _container(model: Model | dict[str, Any], name: str) -> Any:
     containers = model if isinstance(model, dict) else {v.name: v for v in model.data_vars}
     if name not in containers:
         raise StreamError(
@@ -198,7 +202,7 @@ def _container(model, name):
     return containers[name]
 
 
-def _misfit(container, array):
+def _misfit(container: Any, array: Array) -> str | None:
     """Say what keeps an array from taking the place of what a container holds."""
     held = array_of(container)
     if array.ndim != held.ndim or array.shape[1:] != held.shape[1:]:
@@ -214,7 +218,7 @@ def _misfit(container, array):
     return None
 
 
-def _same_lengths(arrays, originals, where) -> None:
+def _same_lengths(arrays: Mapping[str, Array], originals: Mapping[str, Any], where: str) -> None:
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(
@@ -223,12 +227,12 @@ def _same_lengths(arrays, originals, where) -> None:
         raise StreamError(f"{where} the arrays have different numbers of rows: {counts}")
 
 
-def _filename(array):
+def _filename(array: Any) -> str:
     filename = getattr(array, "filename", None)
     return f" (file {os.fspath(filename)})" if filename is not None else ""
 
 
-def _n_rows(loader) -> int:
+def _n_rows(loader: Any) -> int:
     n_rows = getattr(loader, "total_size", None)
     if n_rows is None:
         try:
@@ -245,5 +249,5 @@ def _n_rows(loader) -> int:
     return int(n_rows)
 
 
-def _listing(names) -> str:
+def _listing(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))

@@ -6,11 +6,20 @@ use the next is read in the background. So every row comes up once in each pass,
 chain is its seed and how many minibatches it has drawn. Knows loaders and rows, no gradients.
 """
 
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
 import numpy as np
 
+from numpy.typing import DTypeLike
+
+from pymc_sghmc.models.contract import Group
 from pymc_sghmc.models.graphs import odd_values
-from pymc_sghmc.rows.data import Chunk, InMemory, Minibatches
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch, Minibatches
+from pymc_sghmc.rows.orders import Place
 from pymc_sghmc.rows.reading import ReadAhead, Reader
+from pymc_sghmc.rows.sources import Source
 
 __all__ = ["Streamed", "Windows"]
 
@@ -35,9 +44,13 @@ class Streamed(InMemory):
         Of weights.
     """
 
+    _window: tuple[tuple[int, int], tuple[Array, ...], Array] | None
+    _ahead: ReadAhead | None
     fixed = ()  # a loader's order may be another each time
 
-    def __init__(self, source, groups, pilot, dtype):
+    def __init__(
+        self, source: Source, groups: list[Group], pilot: Sequence[Array], dtype: DTypeLike
+    ) -> None:
         self.source = source
         [group, *others] = groups
         if others:
@@ -59,7 +72,7 @@ class Streamed(InMemory):
         )
         self.minibatches_per_window = max(1, min(wanted, source.rows_per_pass) // n)
         self._window = self._ahead = None
-        super().__init__(groups, pilot, dtype, resident=None)
+        super().__init__(groups, pilot, dtype, resident=None)  # type: ignore[arg-type]
 
     @property
     def rows_per_window(self) -> int:
@@ -75,7 +88,7 @@ class Streamed(InMemory):
         self._count([self.source.n_rows])
         self.n_at_hand = [len(self.arrays[0])]
 
-    def window(self, seed, number) -> tuple:
+    def window(self, seed: int, number: int) -> tuple[tuple[Array, ...], Array]:
         """Return the arrays of a window, and the rows of its minibatches; have the next one read.
 
         What was read is a cache: a window is a function of its number and a chain's seed.
@@ -94,7 +107,7 @@ class Streamed(InMemory):
             self._ahead = ReadAhead((seed, number + 1), reader, (number + 1) * count, count)
         return self._window[1:]
 
-    def chunks(self, subset=None):
+    def chunks(self, subset: Sequence[Array] | None = None) -> Iterator[Chunk]:
         """Yield all rows, window by window, each read while the one before is in use."""
         if subset is not None:
             yield from super().chunks(subset)
@@ -106,7 +119,7 @@ class Streamed(InMemory):
             for start in range(0, n, step):
                 yield Chunk(window, 0, np.arange(start, min(start + step, n)), weight, arrays)
 
-    def _pass(self):
+    def _pass(self) -> Iterator[tuple[Array, ...]]:
         reader = Reader(self.source, self.names, 0)
         total = self.source.rows_per_pass
         size = self.rows_per_window
@@ -121,19 +134,19 @@ class Streamed(InMemory):
         finally:
             ahead.close()
 
-    def odd_values(self, minibatch=None) -> str:
+    def odd_values(self, minibatch: Minibatch | None = None) -> str:
         """Say what these rows, or the pilot, contain that no gradient comes of, if anything."""
         if minibatch is None:
             return super().odd_values()
         [rows] = minibatch.rows
         return odd_values(array[rows] for array in minibatch.arrays)
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         copied = super().__deepcopy__(memo)
         copied._window = copied._ahead = None
         return copied
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_window": None, "_ahead": None}
 
 
@@ -149,10 +162,10 @@ class Windows:
 
     independent = False
 
-    def __init__(self, data):
+    def __init__(self, data: Streamed) -> None:
         self.data = data
 
-    def draw(self, rng, place, k):
+    def draw(self, rng: np.random.Generator, place: Place, k: int) -> tuple[Minibatches, Place]:
         """Draw the next ``k`` minibatches, or fewer: those that are left in the window."""
         seed, t = place or (int(rng.integers(2**63)), 0)
         number, i = divmod(t, self.data.minibatches_per_window)
@@ -160,10 +173,10 @@ class Windows:
         rows = order[i : i + k]
         return Minibatches((rows,), (None,), arrays), (seed, t + len(rows))
 
-    def probe(self, rng):
+    def probe(self, rng: np.random.Generator) -> Minibatch:
         """Draw rows of the pilot, with replacement."""
         return self.data.evenly(rng, 1).one(0)
 
-    def weights(self, rows) -> tuple:
+    def weights(self, rows: Sequence[Array]) -> tuple[Array, ...]:
         """Weights of the rows of a minibatch, by group."""
         return self.data.uniform_weights(rows)
