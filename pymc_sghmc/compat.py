@@ -13,8 +13,8 @@ import sys
 import threading
 import time
 
-from collections.abc import Callable, Iterable
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -28,6 +28,7 @@ from pymc.backends.base import BaseTrace
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import BlockedStep
 from pymc.util import get_random_generator
+from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.subtensor import indices_from_subtensor
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
@@ -77,7 +78,7 @@ __all__ = [
 ]
 
 
-def one_blas_thread():
+def one_blas_thread() -> Callable[[], AbstractContextManager[None]]:
     """Return a context manager that keeps BLAS to one thread, to be called around each draw.
 
     ``pm.sample(blas_cores="auto")`` means one thread per core, but where processes are forked, PyMC
@@ -92,12 +93,12 @@ def one_blas_thread():
 
 
 @cache
-def _blas():
+def _blas() -> list[Any]:
     return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
 @contextmanager
-def _one_thread():
+def _one_thread() -> Iterator[None]:
     # threadpoolctl's own context manager lists all libraries anew, at twice the cost
     given = [library.get_num_threads() for library in _blas()]
     try:
@@ -119,10 +120,10 @@ def end_with_parent() -> None:
         threading.Thread(target=_watch, args=(parent, os.getppid()), daemon=True).start()
 
 
-_watched = set()  # processes; a forked one has its parent's set, but not its threads
+_watched: set[int] = set()  # processes; a forked one has its parent's set, but not its threads
 
 
-def _watch(parent, pid):
+def _watch(parent: Any, pid: int) -> None:
     while parent.is_alive() and os.getppid() == pid:
         time.sleep(1)
     os._exit(1)
@@ -146,7 +147,7 @@ def add_trigamma_to_numba() -> None:
         return
     register = getattr(scalar, "register_scalar_funcify", basic.register_funcify_and_cache_key)
 
-    @register(TriGamma)
+    @register(TriGamma)  # type: ignore[untyped-decorator]
     def numba_trigamma(op: Any, node: Any, **kwargs: Any) -> tuple[Any, str]:
         return basic.numba_njit(_trigamma), scalar.scalar_op_cache_key(op)
 
@@ -177,25 +178,25 @@ class ChainSetup(BlockedStep):
     generator and before its first draw, in workers too. With PyMC 5's end, delete ``set_rng``.
     """
 
-    one_blas_thread = nullcontext
+    one_blas_thread: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def __new__(cls, *args, **kwargs):
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Check the call first: PyMC's own ``__new__`` takes any argument and fails obscurely."""
         vars = args[0] if args else kwargs.get("vars")
         kwargs["model"] = check_call(cls, vars, kwargs, kwargs.get("model"))
         add_trigamma_to_numba()
         return super().__new__(cls, *args, **kwargs)
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         """Show the arguments of ``__init__``, which PyMC's ``__new__(*args, **kwargs)`` hides."""
         super().__init_subclass__(**kwargs)
         cls.__signature__ = inspect.signature(cls.__init__.__get__(cls))
 
-    def begin_chain(self, rng):
+    def begin_chain(self, rng: np.random.Generator) -> None:
         """Reset all that belongs to one chain; ``rng`` is the chain's generator."""
         raise NotImplementedError
 
-    def setup_chain(self, rng, tune=None, draws=None):
+    def setup_chain(self, rng: Any, tune: int | None = None, draws: int | None = None) -> None:
         """Start a chain (PyMC 6)."""
         self.one_blas_thread = one_blas_thread()
         end_with_parent()
@@ -239,7 +240,7 @@ def sample_stored_chains_without_zarr() -> None:
         import zarr.storage  # noqa: F401
     except Exception:  # zarr is missing, or fails beside this NumPy
         module = ModuleType("zarr.storage")
-        module.MemoryStore = type("MemoryStore", (), {})
+        module.MemoryStore = type("MemoryStore", (), {})  # type: ignore[attr-defined]
         sys.modules["zarr.storage"] = module
 
 
@@ -256,7 +257,7 @@ def inference_data(datasets: dict[str, xr.Dataset]) -> Any:
     return xr.DataTree.from_dict(datasets)
 
 
-def raveled_function(logp_dlogp):
+def raveled_function(logp_dlogp: Any) -> Any:
     """Return the compiled ``q -> (logp, gradient)`` of PyMC's ``logp_dlogp_function``.
 
     Its own call checks that values of other variables were set, which costs more than a small
@@ -268,7 +269,7 @@ def raveled_function(logp_dlogp):
     return function
 
 
-def joined_along(node) -> tuple:
+def joined_along(node: Apply) -> tuple[int | None, int]:
     """Axis of a ``Join``, None where it isn't constant, and how many arrays it joins.
 
     The axis is the first input in PyTensor 2 and an attribute in PyTensor 3. With PyMC 5's end,
@@ -279,7 +280,7 @@ def joined_along(node) -> tuple:
     return getattr(node.inputs[0], "data", None), len(node.inputs) - 1
 
 
-def is_row_selection(variable) -> bool:
+def is_row_selection(variable: Variable) -> bool:
     """Whether a variable is ``x[rows]`` for a vector of indices.
 
     PyTensor 2 has an operation of its own for it, PyTensor 3 a case of its general one.
@@ -294,7 +295,7 @@ def is_row_selection(variable) -> bool:
     )
 
 
-def indexes_leading_axes(node) -> bool:
+def indexes_leading_axes(node: Apply) -> bool:
     """Whether the indices of an ``AdvancedSubtensor`` stand for the leading axes, one by one.
 
     PyTensor 3 has a list of them, in which slices may stand, too; in PyTensor 2 slices are inputs.
@@ -303,7 +304,7 @@ def indexes_leading_axes(node) -> bool:
     return tuple(getattr(node.op, "idx_list", plain)) == plain
 
 
-def index_entries(node):
+def index_entries(node: Apply) -> list[Any] | None:
     """Entries of the index of an ``AdvancedSubtensor``, variables and slices; None of other nodes.
 
     Slices are inputs in PyTensor 2. With PyMC 5's end, keep the first two lines and the last.
@@ -322,7 +323,7 @@ def index_entries(node):
     return entries
 
 
-def toposort(outputs, leaves):
+def toposort(outputs: Iterable[Variable], leaves: Iterable[Variable]) -> list[Apply]:
     """Apply nodes between ``leaves`` and ``outputs`` in order of evaluation (PyTensor 2 and 3)."""
     return io_toposort(list(leaves), list(outputs))
 
@@ -351,7 +352,7 @@ def add_end_of_run_check(check: Callable[[Any], list[SamplerWarning]]) -> None:
     if check in getattr(original, "_sghmc_checks", ()):
         return
 
-    def run_convergence_checks(idata, model):
+    def run_convergence_checks(idata: Any, model: Any) -> list[SamplerWarning]:
         warnings = _without_target_accept(idata, original(idata, model))
         try:
             warnings += check(idata)
@@ -359,5 +360,6 @@ def add_end_of_run_check(check: Callable[[Any], list[SamplerWarning]]) -> None:
             _log.exception("pymc_sghmc could not check the temperatures of this run.")
         return warnings
 
-    run_convergence_checks._sghmc_checks = (*getattr(original, "_sghmc_checks", ()), check)
+    checks = (*getattr(original, "_sghmc_checks", ()), check)
+    run_convergence_checks._sghmc_checks = checks  # type: ignore[attr-defined]
     _mcmc.run_convergence_checks = run_convergence_checks

@@ -142,7 +142,7 @@ def clustered_rows(
                 effect.rv.name, "rows don't see it by the number of their group alone, as u[group]"
             )
     views = [(node.inputs[0], axis, index_entries(node)) for node, axis in picked]
-    indices = [entries[axis] for _, axis, entries in views]
+    indices = [entries[axis] for _, axis, entries in views]  # type: ignore[index]
     sizes = {effect.shape[effect.axis] for effect in placed}
     if len(sizes) > 1:
         fewest = min(placed, key=lambda effect: effect.shape[effect.axis])

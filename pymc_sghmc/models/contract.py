@@ -5,10 +5,14 @@ log p(row | θ)``, with batches as inputs of the graph, so that the caller draws
 be cut into independent rows is refused here, with the reason. The model is never touched.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytensor.tensor as pt
+
+from pymc.model import Model
+from pytensor.graph.basic import Variable
 
 from pymc_sghmc.checks import is_whole, quoted
 from pymc_sghmc.compat import ancestors
@@ -21,6 +25,7 @@ from pymc_sghmc.models.graphs import (
 )
 from pymc_sghmc.models.independence import check_rows, leading_dim, not_sliceable
 from pymc_sghmc.models.likelihoods import (
+    Likelihood,
     from_elsewhere,
     from_full_data,
     from_pm_minibatch,
@@ -29,6 +34,8 @@ from pymc_sghmc.models.likelihoods import (
 )
 
 __all__ = ["ALL_ROWS", "Group", "minibatch_log_density"]
+
+ByRows = Mapping[tuple[int, int], list[Variable]]  # observed variables by number of rows and count
 
 ALL_ROWS = 2**63 - 1  # a batch size for where likelihoods are cut only to integrate effects out
 FIRST_SIZE = 500  # rows in a minibatch, before it is known how noisy they are
@@ -45,23 +52,29 @@ class Group:
 
     n_rows: int
     batch_size: int
-    sources: list
-    batches: list = field(default_factory=list)
-    terms: dict = field(default_factory=dict)
+    sources: list[Variable]
+    batches: list[Variable] = field(default_factory=list)
+    terms: dict[str, Variable] = field(default_factory=dict)
 
     @property
-    def full_data(self) -> list:
+    def full_data(self) -> list[Variable]:
         """The variables that hold all rows of ``sources``."""
         return [full_data(source) for source in self.sources]
 
     @property
-    def log_likelihood(self):
+    def log_likelihood(self) -> Variable:
         """Log-likelihood of each row of the batches, (n,)."""
         by_row = [term.sum(axis=tuple(range(1, term.ndim))) for term in self.terms.values()]
         return by_row[0] if len(by_row) == 1 else pt.add(*by_row)
 
 
-def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=None, without=()):
+def minibatch_log_density(
+    model: Model,
+    batch_size: int | str | Mapping[str, int] | None = None,
+    initial_point: Mapping[str, Any] | None = None,
+    lengths: Mapping[str, int] | None = None,
+    without: Sequence[Variable] = (),
+) -> tuple[Variable, list[Group]]:
     """Split the model's log-density into what minibatches estimate and the rest.
 
     Parameters
@@ -133,13 +146,19 @@ def minibatch_log_density(model, batch_size=None, initial_point=None, lengths=No
     return _total(rest), groups
 
 
-def _total(terms):
+def _total(terms: Iterable[Variable]) -> Variable:
     return pt.add(*[term.sum() for term in terms], pt.zeros(()))
 
 
-def _choose(model, candidates, batch_size, from_minibatch, lengths) -> tuple[list[Group], list]:
+def _choose(
+    model: Model,
+    candidates: Mapping[Variable, Likelihood],
+    batch_size: int | str | Mapping[str, int] | None,
+    from_minibatch: bool,
+    lengths: Mapping[str, int] | None,
+) -> tuple[list[Group], list[Variable]]:
     """Group the candidates by their rows, give each group its batch size and cut its terms."""
-    by_rows = {}
+    by_rows: dict[tuple[int, int], list[Variable]] = {}
     groups = []
     used = []
     for variable, candidate in candidates.items():
@@ -168,10 +187,17 @@ def _choose(model, candidates, batch_size, from_minibatch, lengths) -> tuple[lis
     return groups, used
 
 
-def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch, lengths) -> dict:
+def _batch_sizes(
+    model: Model,
+    candidates: Mapping[Variable, Likelihood],
+    by_rows: ByRows,
+    batch_size: int | str | Mapping[str, int] | None,
+    from_minibatch: bool,
+    lengths: Mapping[str, int] | None,
+) -> dict[tuple[int, int], int]:
     """{(n_rows, count): batch size} of the groups of rows that are cut into minibatches."""
 
-    def checked_size(size, key):
+    def checked_size(size: Any, key: tuple[int, int]) -> int:
         if not is_whole(size):
             raise ValueError(f"batch_size={batch_size!r}: must be a whole number of rows.")
         if size > key[0] and not lengths and not _lies_on_its_side(model, by_rows[key]):
@@ -218,7 +244,14 @@ def _batch_sizes(model, candidates, by_rows, batch_size, from_minibatch, lengths
     return _named_sizes(batch_size, by_rows, labels, listing, checked_size, from_minibatch)
 
 
-def _named_sizes(batch_size, by_rows, labels, listing, checked_size, from_minibatch) -> dict:
+def _named_sizes(
+    batch_size: Mapping[str, int],
+    by_rows: ByRows,
+    labels: Mapping[tuple[int, int], Sequence[str]],
+    listing: str,
+    checked_size: Callable[[Any, tuple[int, int]], int],
+    from_minibatch: bool,
+) -> dict[tuple[int, int], int]:
     """Batch sizes by the names of groups of rows."""
     if unknown := [x for x in batch_size if not any(x in ls for ls in labels.values())]:
         raise ValueError(
@@ -239,23 +272,25 @@ def _named_sizes(batch_size, by_rows, labels, listing, checked_size, from_miniba
     return sizes
 
 
-def _first_size(n_rows) -> int:
+def _first_size(n_rows: int) -> int:
     """Rows with which the search for a batch size begins: all of few, at most half of others."""
     return n_rows if n_rows < FEW_ROWS else min(FIRST_SIZE, n_rows // 2)
 
 
-def _lies_on_its_side(model, observed) -> bool:
+def _lies_on_its_side(model: Model, observed: Iterable[Variable]) -> bool:
     """Whether an outcome is longer on another axis than its first, where rows lie."""
     shapes = [tuple(full_data(model.rvs_to_values[rv]).shape.eval()) for rv in observed]
     return any(max(shape) > shape[0] for shape in shapes)
 
 
-def _placeholder(source, i):
+def _placeholder(source: Variable, i: int) -> Variable:
     kind = source.type
     return pt.tensor(f"batch_{i}", dtype=kind.dtype, shape=(None, *kind.shape[1:]))
 
 
-def _labels(model, variable, candidates) -> list[str]:
+def _labels(
+    model: Model, variable: Variable, candidates: Mapping[Variable, Likelihood]
+) -> list[str]:
     """Names by which ``batch_size={name: n}`` can call the rows of an observed variable."""
     sources = candidates[variable].sources
     names = [variable.name, leading_dim(model, variable.name)]

@@ -6,10 +6,12 @@ constants may lie on any axis, and nothing could be cut. Knows graphs; knows no 
 
 import math
 
+from collections.abc import Collection
+
 import numpy as np
 import pytensor.tensor as pt
 
-from pytensor.graph.basic import Constant
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import Cast
@@ -25,7 +27,9 @@ LARGEST = 2**31  # ... beyond it, at most so many, and so many times those of th
 TIMES = 4
 
 
-def with_rows_computed(graph, n_rows, observed=()):
+def with_rows_computed(
+    graph: Variable, n_rows: int, observed: Collection[Variable] = ()
+) -> Variable:
     """Return ``graph`` with constants in the place of what constants alone determine, row by row.
 
     Parameters
@@ -44,7 +48,9 @@ def with_rows_computed(graph, n_rows, observed=()):
         ``graph`` itself where there is nothing to compute, where that would take too much memory,
         or where an array is an `np.memmap`, which is to stay on disk.
     """
-    leaves = {}  # of what constants determine: the large ones among them
+    leaves: dict[
+        Variable, set[Variable]
+    ] = {}  # of what constants determine: the large ones among them
     found = {}  # the same, where it has rows in front
     nodes = toposort([graph], [])
     for node in nodes:
@@ -72,19 +78,19 @@ def with_rows_computed(graph, n_rows, observed=()):
     return clone_replace(graph, {v: _computed(v) for v in wanted}) if wanted else graph
 
 
-def _computed(variable):
+def _computed(variable: Variable) -> Variable:
     value = variable.eval(mode="FAST_COMPILE")
     return pt.constant(np.asarray(value, dtype=variable.dtype), name=variable.name)
 
 
-def _has_rows(constant, n_rows) -> bool:
+def _has_rows(constant: Constant, n_rows: int) -> bool:
     return isinstance(constant.type, TensorType) and n_rows in np.shape(constant.data)
 
 
-def _bytes(variable) -> float:
+def _bytes(variable: Variable) -> float:
     shape = variable.type.shape
     return np.inf if None in shape else math.prod(shape) * np.dtype(variable.dtype).itemsize
 
 
-def _is_on_disk(constant) -> bool:
+def _is_on_disk(constant: Constant) -> bool:
     return memory_map_of(constant.data) is not None

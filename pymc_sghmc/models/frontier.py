@@ -3,8 +3,11 @@
 Knows operations of PyTensor, no model and no data.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
+
 import pytensor.tensor as pt
 
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.tensor.basic import Join
@@ -13,11 +16,14 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import AdvancedSubtensor
 
 from pymc_sghmc.compat import ancestors
+from pymc_sghmc.models.row_axes import Place
 
 __all__ = ["frontier", "is_multiple", "shared_zetas"]
 
 
-def frontier(graph, axes, fixed) -> tuple[list, list] | None:
+def frontier(
+    graph: Variable, axes: Mapping[Variable, Place], fixed: Mapping[Variable, bool]
+) -> tuple[list[Variable], list[Variable]] | None:
     """Go from ℓ towards the unknowns as far as need be: ζ by row, and ζ that all rows share."""
     by_row = []
     shared = []
@@ -50,7 +56,9 @@ def frontier(graph, axes, fixed) -> tuple[list, list] | None:
     return by_row, shared
 
 
-def shared_zetas(shared, fixed, variables):
+def shared_zetas(
+    shared: list[Variable], fixed: Mapping[Variable, bool], variables: Sequence[Variable]
+) -> Iterator[tuple[list[Variable], Sequence[Variable]]]:
     """Yield what all rows share: linear predictors, and functions of them, such as cutpoints."""
     # Functions of one shared unknown, such as σ and log σ, are one ζ.
     roots = list(dict.fromkeys(root for v in shared for root in _elementwise_roots(v, fixed)))
@@ -59,7 +67,7 @@ def shared_zetas(shared, fixed, variables):
         yield [v.dimshuffle("x", *range(v.ndim)) for v in unknowns], roots
 
 
-def _elementwise_roots(v, fixed) -> list:
+def _elementwise_roots(v: Variable, fixed: Mapping[Variable, bool]) -> list[Variable]:
     """Find what a shared ``v`` is a function of, entry by entry."""
     roots = []
     left = [v]
@@ -74,7 +82,7 @@ def _elementwise_roots(v, fixed) -> list:
     return roots
 
 
-def _behind(roots, variables) -> list | None:
+def _behind(roots: Sequence[Variable], variables: Sequence[Variable]) -> list[Variable] | None:
     """Return the unknowns that ``roots`` are functions of, or None where rows can't have their own.
 
     Each operation on the way has to take one more axis as it is: a loop around it for each row,
@@ -89,7 +97,7 @@ def _behind(roots, variables) -> list | None:
     return None if any(isinstance(owner.op, Blockwise) for owner in owners) else found
 
 
-def is_multiple(v, shared, fixed) -> bool:
+def is_multiple(v: Variable, shared: Sequence[Variable], fixed: Mapping[Variable, bool]) -> bool:
     """Whether ``v`` is one of ``shared``, entry by entry times constants."""
     unknown = [u for u in v.owner.inputs if u in fixed]
     return isinstance(v.owner.op, Elemwise) and len(unknown) == 1 and unknown[0] in shared

@@ -3,18 +3,24 @@
 Only graphs are cloned: no data array is copied, and the model keeps its own graph.
 """
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import pytensor.tensor as pt
 
 from pymc.data import MinibatchOp
+from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.op import Op
 from pytensor.tensor.basic import Alloc, MakeVector
 from pytensor.tensor.einsum import Einsum
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.type import TensorType
 
 from pymc_sghmc.compat import BroadcastTo, SymbolicOp, ancestors, toposort
+from pymc_sghmc.protocols import Array
 
 __all__ = [
     "array_of",
@@ -30,17 +36,17 @@ __all__ = [
 ]
 
 
-def observed_variables(model) -> list:
+def observed_variables(model: Model) -> list[Variable]:
     """Observed variables, once each: PyMC 5.28's sample_posterior_predictive lists them twice."""
     return list(dict.fromkeys(model.observed_RVs))
 
 
-def density_variables(model) -> list:
+def density_variables(model: Model) -> list[Variable]:
     """Variables and potentials of which the model's log-density is made."""
     return [*model.free_RVs, *observed_variables(model), *model.potentials]
 
 
-def array_of(variable) -> np.ndarray:
+def array_of(variable: Variable) -> Array:
     """Return the value of a data variable; the array itself, not a copy, where it is a leaf."""
     if isinstance(variable, SharedVariable):
         return variable.get_value(borrow=True)
@@ -49,7 +55,7 @@ def array_of(variable) -> np.ndarray:
     return variable.eval(mode="FAST_COMPILE")
 
 
-def odd_values(arrays) -> str:
+def odd_values(arrays: Iterable[Array]) -> str:
     """Name what is in data and is no number."""
     found = [array[~np.isfinite(array)] for array in arrays]
     if any(np.isnan(values).any() for values in found):
@@ -57,7 +63,7 @@ def odd_values(arrays) -> str:
     return "infinite values" if any(map(len, found)) else ""
 
 
-def data_leaves(graph) -> list:
+def data_leaves(graph: Variable) -> list[Variable]:
     """Shared variables and constants with at least one axis from which ``graph`` is computed."""
     return [
         variable
@@ -68,14 +74,14 @@ def data_leaves(graph) -> list:
     ]
 
 
-def full_data(source):
+def full_data(source: Variable) -> Variable:
     """Return what holds all rows: the input of ``pm.Minibatch``, or the data themselves."""
     if source.owner is not None and isinstance(source.owner.op, MinibatchOp):
         return source.owner.inputs[source.owner.outputs.index(source)]
     return source
 
 
-def minibatch_outputs(graphs) -> list:
+def minibatch_outputs(graphs: Iterable[Variable]) -> list[Variable]:
     """Find the outputs of ``pm.Minibatch`` from which the graphs are computed."""
     return [
         variable
@@ -84,39 +90,45 @@ def minibatch_outputs(graphs) -> list:
     ]
 
 
-def minibatch_size(node) -> int:
+def minibatch_size(node: Apply) -> int:
     """Return the number of rows that a ``pm.Minibatch`` node draws: the size of its index draw."""
     *_, index = node.op.inner_outputs[0].owner.inputs
     [size] = index.owner.inputs[1].data
     return int(size)
 
 
-def is_fixed(variable) -> bool:
+def is_fixed(variable: Variable) -> bool:
     """Whether it is computed from shared and constant values alone."""
     roots = (found for found in ancestors([variable]) if found.owner is None)
     return all(isinstance(root, SharedVariable | Constant) for root in roots)
 
 
-def _fixed_value(entry):
+def _fixed_value(entry: Variable) -> Any:
     """Value of a shape entry that is fixed, or None."""
     if isinstance(entry, Constant):
         return entry.data
     return entry.eval(mode="FAST_COMPILE") if is_fixed(entry) else None
 
 
-def _is_count(entry, count) -> bool:
+def _is_count(entry: Variable, count: int | None) -> bool:
     value = _fixed_value(entry)
     return value is not None and np.ndim(value) == 0 and int(value) == count
 
 
-def _lost_length(old, new, axis) -> bool:
+def _lost_length(old: Variable, new: Variable, axis: int) -> bool:
     """Whether the static length of an axis, counted from the last, has become free."""
     if -axis > old.type.ndim:
         return False
     return old.type.shape[axis] is not None and new.type.shape[axis] is None
 
 
-def slice_rows(outputs: list, replacements: dict, count: int, length, axes=(0,)) -> list:
+def slice_rows(
+    outputs: Sequence[Variable],
+    replacements: Mapping[Variable, Variable],
+    count: int | None,
+    length: Variable | None,
+    axes: Collection[int] = (0,),
+) -> list[Variable]:
     """Clone ``outputs`` with data replaced and hard-coded row counts made symbolic.
 
     Parameters
@@ -172,7 +184,13 @@ def slice_rows(outputs: list, replacements: dict, count: int, length, axes=(0,))
     return [new.get(output, output) for output in outputs]
 
 
-def _applied(op, inputs, count, length, axes) -> list:
+def _applied(
+    op: Op,
+    inputs: Sequence[Variable],
+    count: int | None,
+    length: Variable | None,
+    axes: Collection[int],
+) -> list[Variable]:
     # Two kinds of operation hold a graph for the static shapes that they were built with.
     if isinstance(op, SymbolicOp):
         return op(*inputs, return_list=True)  # builds that graph anew

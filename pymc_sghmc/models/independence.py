@@ -1,5 +1,8 @@
 """The check that rows of data are independent given the parameters, and its messages."""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from pymc.logprob.utils import ParameterValueError
@@ -12,6 +15,10 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sghmc.checks import quoted
 from pymc_sghmc.models.bad_data import not_finite
 from pymc_sghmc.models.graphs import array_of
+from pymc_sghmc.protocols import Array
+
+if TYPE_CHECKING:
+    from pymc_sghmc.models.contract import Group
 
 __all__ = ["STABLE", "check_rows", "leading_dim", "not_sliceable"]
 
@@ -30,7 +37,7 @@ CHECK_SIZES = (*[1] * 8, 2, 3, 7, 16)
 MAX_CHECKED_ROWS = 100_000
 
 
-def check_rows(model, groups, point) -> None:
+def check_rows(model: Model, groups: Sequence["Group"], point: Mapping[str, Any]) -> None:
     """Refuse terms that are not computed row by row.
 
     A term f must satisfy f(data[idx]) = f(data)[idx] for any rows idx in any order. It is tested
@@ -72,7 +79,7 @@ def check_rows(model, groups, point) -> None:
             raise not_finite(model, group.terms, terms, points, named, step)
 
 
-def _compiled(model, group, mode):
+def _compiled(model: Model, group: "Group", mode: Any) -> Callable[..., list[Array]]:
     inputs = [*model.value_vars, *group.batches]
     try:
         return compile(inputs, list(group.terms.values()), mode=mode, on_unused_input="ignore")
@@ -80,7 +87,15 @@ def _compiled(model, group, mode):
         raise not_sliceable(model, next(iter(group.terms)), group.n_rows, error) from error
 
 
-def _row_by_row(model, group, terms, theta, arrays, rng, certain=True) -> bool:
+def _row_by_row(
+    model: Model,
+    group: "Group",
+    terms: Callable[..., list[Array]],
+    theta: Sequence[Array],
+    arrays: Sequence[Array],
+    rng: np.random.Generator,
+    certain: bool = True,
+) -> bool:
     """Compare the log-likelihood of rows alone and in company; tell whether all of it is finite.
 
     With ``certain=False`` the arrays hold invented values, which a model may reject.
@@ -119,7 +134,7 @@ def _row_by_row(model, group, terms, theta, arrays, rng, certain=True) -> bool:
     return all(np.isfinite(whole).all() for whole in everything)
 
 
-def not_sliceable(model, name, n_rows, reason) -> ValueError:
+def not_sliceable(model: Model, name: str, n_rows: int, reason: str | Exception) -> ValueError:
     """Explain that the likelihood ``name`` needs all of its rows at once."""
     shapes = {name: np.shape(value) for name, value in model.initial_point().items()}
     by_row = [rv for rv in model.free_RVs if shapes[model.rvs_to_values[rv].name][:1] == (n_rows,)]
@@ -162,13 +177,13 @@ def _integrate_by_row(names: list[str], n_rows: int) -> str:
     )
 
 
-def leading_dim(model, name):
+def leading_dim(model: Model, name: str | None) -> str | None:
     """Name of the first dim of a variable of the model, or None."""
     dims = model.named_vars_to_dims.get(name)
     return dims[0] if dims else None
 
 
-def _same_length(model, name, n_rows) -> str:
+def _same_length(model: Model, name: str, n_rows: int) -> str:
     """Advice where the lengths of arrays may have misled: which are taken for rows, which not."""
     dims = {
         data.name: leading_dim(model, data.name)
@@ -188,7 +203,7 @@ def _same_length(model, name, n_rows) -> str:
     )
 
 
-def _other_values(array, rng):
+def _other_values(array: Array, rng: np.random.Generator) -> Array:
     """Return values like those of ``array`` but never all the same."""
     if array.dtype.kind == "f":
         noise = 0.1 * rng.standard_normal(array.shape)
@@ -200,7 +215,7 @@ def _other_values(array, rng):
     return array
 
 
-def _jittered(start, value, scale, rng):
+def _jittered(start: Any, value: TensorVariable, scale: float, rng: np.random.Generator) -> Array:
     if value.dtype.startswith("float"):
         start = start + scale * rng.standard_normal(np.shape(start))
     return np.asarray(start, dtype=value.dtype)

@@ -5,7 +5,8 @@ no gradient there, and a sampler without a Metropolis test draws from another de
 temperature. Knows graphs and functions of a position; no steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sghmc.compat import toposort
+from pymc_sghmc.protocols import Array
 
 __all__ = ["conditional_unknowns", "jumping_unknowns"]
 
@@ -46,9 +48,9 @@ def conditional_unknowns(
     that hold almost nowhere, such as ``eq(p, 0)`` of a probability: they are there for rounding.
     """
     moved_by = {unknown: {unknown} for unknown in unknowns}
-    flat = set()  # variables that may be constant on a set of positive probability
-    rare = set()  # conditions that hold almost nowhere
-    jumps_with = set()
+    flat: set[Variable] = set()  # variables that may be constant on a set of positive probability
+    rare: set[Variable] = set()  # conditions that hold almost nowhere
+    jumps_with: set[Variable] = set()
     for node in toposort([graph], []):
         if isinstance(node.op, Shape | Shape_i):
             continue
@@ -98,11 +100,11 @@ def _holds_almost_nowhere(
     return is_equation and all(_is_continuous(v) and v not in flat for v in moving)
 
 
-def _is_continuous(variable) -> bool:
+def _is_continuous(variable: Variable) -> bool:
     return isinstance(variable.type, TensorType) and variable.type.dtype.startswith("float")
 
 
-def _is_nowhere(variable) -> bool:
+def _is_nowhere(variable: Variable) -> bool:
     """Whether a branch is log 0."""
     while variable.owner is not None and isinstance(variable.owner.op, Elemwise | DimShuffle):
         [variable, *others] = variable.owner.inputs
@@ -111,7 +113,9 @@ def _is_nowhere(variable) -> bool:
     return isinstance(variable, Constant) and bool(np.all(np.isneginf(variable.data)))
 
 
-def jumping_unknowns(logp, start, unknowns) -> list:
+def jumping_unknowns(
+    logp: Callable[[Array], Any], start: Array, unknowns: Mapping[str, slice]
+) -> list[str]:
     """Return the names of the unknowns at which ``logp(position)`` jumps, around a starting point.
 
     Parameters
@@ -123,7 +127,7 @@ def jumping_unknowns(logp, start, unknowns) -> list:
     """
     rng = np.random.default_rng(0)
 
-    def at(position):
+    def at(position: Array) -> float:
         try:
             with np.errstate(all="ignore"):
                 return float(logp(position.astype(start.dtype)))
@@ -144,7 +148,7 @@ def jumping_unknowns(logp, start, unknowns) -> list:
     return found
 
 
-def _jumps(density, precision) -> bool:
+def _jumps(density: Callable[..., float], precision: float) -> bool:
     """Tell whether ``density(t)`` jumps somewhere between −1 and 1.
 
     A grid shows where the density changes least evenly. Halving the interval there again and again
@@ -159,10 +163,13 @@ def _jumps(density, precision) -> bool:
         uneven = np.abs(changes - slopes * width)
     uneven = np.nan_to_num(uneven, nan=-1.0, posinf=-1.0)
     k = np.argmax(uneven)
-    return _remains(density, *grid[k : k + 2], slopes[k], precision)
+    a, b = grid[k : k + 2]
+    return _remains(density, a, b, slopes[k], precision)
 
 
-def _remains(density, a, b, slope, precision) -> bool:
+def _remains(
+    density: Callable[[float], float], a: float, b: float, slope: float, precision: float
+) -> bool:
     """Tell whether the change from a to b, but for the slope, remains in ever smaller intervals."""
     low, high = (density(t) - slope * t for t in (a, b))
     first = abs(high - low)

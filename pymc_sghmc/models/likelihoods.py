@@ -4,13 +4,15 @@ The model is an ordinary one, or of ``pm.Minibatch`` with ``total_size``, or hol
 stand for data from elsewhere. What would be weighted wrongly is refused here, in words.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from pymc.model import Model
 from pymc.pytensorf import floatX
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
-from pytensor.graph.basic import Constant
+from pytensor.graph.basic import Constant, Variable
 
 from pymc_sghmc.models.folding import with_rows_computed
 from pymc_sghmc.models.graphs import (
@@ -40,13 +42,15 @@ class Likelihood:
     ``count`` is how many rows the model's own graph holds: all of them, or a ``pm.Minibatch``.
     """
 
-    factor: object
-    sources: list
+    factor: Variable
+    sources: list[Variable]
     n_rows: int
     count: int
 
 
-def from_full_data(model, factors) -> dict:
+def from_full_data(
+    model: Model, factors: Mapping[Variable, Variable]
+) -> dict[Variable, Likelihood]:
     """Way 1: {observed variable: Likelihood} of the ordinary model."""
     candidates = {}
     for variable in observed_variables(model):
@@ -55,8 +59,9 @@ def from_full_data(model, factors) -> dict:
             continue
         n_rows = _length(value)
         own = data_leaves(value)
-        dims = [leading_dim(model, name) for name in (variable.name, *(leaf.name for leaf in own))]
-        dims = {None, *dims} if any(dims) else None
+        names = (variable.name, *(leaf.name for leaf in own))
+        named = [leading_dim(model, name) for name in names]
+        dims = {None, *named} if any(named) else None
         factor = with_rows_computed(factors[variable], n_rows, own)
         leaves = data_leaves(factor)
         # PyTensor merges equal constants: what y1 observes may go by the name of y2
@@ -75,7 +80,12 @@ def from_full_data(model, factors) -> dict:
     return candidates
 
 
-def from_elsewhere(model, factors, lengths, minibatches) -> dict:
+def from_elsewhere(
+    model: Model,
+    factors: Mapping[Variable, Variable],
+    lengths: Mapping[str, int],
+    minibatches: Sequence[Variable],
+) -> dict[Variable, Likelihood]:
     """Way 3: the model holds a few rows; the data of these containers have ``lengths``."""
     if minibatches:
         raise ValueError(
@@ -115,7 +125,9 @@ def from_elsewhere(model, factors, lengths, minibatches) -> dict:
     return candidates
 
 
-def from_pm_minibatch(model, factors) -> dict:
+def from_pm_minibatch(
+    model: Model, factors: Mapping[Variable, Variable]
+) -> dict[Variable, Likelihood]:
     """Way 2: the outputs of ``pm.Minibatch`` are the sources; its own index draw is dropped."""
     candidates = {}
     for variable in observed_variables(model):
@@ -158,13 +170,13 @@ def from_pm_minibatch(model, factors) -> dict:
     return candidates
 
 
-def _unscaled(factor, variable, value):
+def _unscaled(factor: Variable, variable: Variable, value: Variable) -> Variable:
     """Undo the N/n that PyMC multiplies the log-likelihood by where there is a total_size."""
     total_size = variable.owner.inputs[1]
     return factor / floatX(total_size / value.shape[0])
 
 
-def _check_total_size(variable, n_rows) -> None:
+def _check_total_size(variable: Variable, n_rows: int) -> None:
     leading, *others = variable.owner.inputs[1:]
     given = leading.data if isinstance(leading, Constant) else array_of(leading)
     if any(getattr(other, "data", None) is not None for other in others):
@@ -180,7 +192,7 @@ def _check_total_size(variable, n_rows) -> None:
         )
 
 
-def refuse_imputed(model, variable) -> None:
+def refuse_imputed(model: Model, variable: Variable) -> None:
     """Refuse missing values that PyMC has made unknowns."""
     name = variable.name.removesuffix("_observed")
     if name != variable.name and f"{name}_unobserved" in model.named_vars:
@@ -191,10 +203,10 @@ def refuse_imputed(model, variable) -> None:
         )
 
 
-def _length(value) -> int:
+def _length(value: Variable) -> int:
     return np.shape(array_of(value))[0]
 
 
-def names_of(variables) -> str:
+def names_of(variables: Iterable[Variable]) -> str:
     """List variables by name."""
     return ", ".join(dict.fromkeys(str(variable.name or "a constant") for variable in variables))

@@ -3,10 +3,14 @@
 Knows operations of PyTensor; knows no model, no data and no sampler.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 
 from pytensor.gradient import DisconnectedType, NullType
+from pytensor.graph.basic import Apply, Variable
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape, Shape_i
@@ -18,7 +22,7 @@ from pymc_sghmc.compat import indexes_leading_axes, toposort
 __all__ = ["fixed_jacobians", "simplified"]
 
 
-def fixed_jacobians(graph, variables) -> dict:
+def fixed_jacobians(graph: Variable, variables: Iterable[Variable]) -> dict[Variable, bool]:
     """Whether ∂v/∂θ is the same at every θ, for each v that has a derivative."""
     fixed = dict.fromkeys(variables, True)
     moving = set(variables)
@@ -37,7 +41,7 @@ def fixed_jacobians(graph, variables) -> dict:
     return fixed
 
 
-def _is_affine(node, unknown) -> bool:
+def _is_affine(node: Apply, unknown: Iterable[Variable]) -> bool:
     """Whether the derivative of one operation is the same whatever the ``unknown`` inputs."""
     if len(node.outputs) > 1:
         return False
@@ -63,14 +67,14 @@ def _is_affine(node, unknown) -> bool:
     return True
 
 
-def simplified(graph, fixed):
+def simplified(graph: Variable, fixed: dict[Variable, bool]) -> Variable:
     """Write the same so that rows depend on the unknowns through fewer functions, and linear ones.
 
     f(x, σ)[group], where f works entry by entry and isn't linear, becomes f(x[group], σ), the same
     of one column of matrices, and of a sum what is linear becomes one term.
     """
     fixed = dict(fixed)
-    new = {}
+    new: dict[Variable, Variable] = {}
     for node in toposort([graph], []):
         old = node.outputs[0]
         inputs = [new.get(v, v) for v in node.inputs]
@@ -78,7 +82,7 @@ def simplified(graph, fixed):
         linear = [v for v in inputs if fixed.get(v)]
         if moves and _picks(node):
             x, rows, *column = inputs
-            outputs = [_picked_first(_column(x, *column, fixed) if column else x, rows, fixed)]
+            outputs = [_picked_first(_column(x, *column, fixed) if column else x, rows, fixed)]  # type: ignore[call-arg]
         elif moves and node.op == pt.add and len(linear) > 1:
             outputs = [pt.add(pt.add(*linear), *(v for v in inputs if v not in linear))]
         elif any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
@@ -91,7 +95,7 @@ def simplified(graph, fixed):
     return new.get(graph, graph)
 
 
-def _picks(node) -> bool:
+def _picks(node: Apply) -> bool:
     """Whether an operation picks one entry of the leading axis for each row."""
     if not isinstance(node.op, AdvancedSubtensor) or not indexes_leading_axes(node):
         return False
@@ -100,7 +104,7 @@ def _picks(node) -> bool:
     return rows.type.ndim == 1 and (not columns or is_column)
 
 
-def _column(x, k, fixed):
+def _column(x: Variable, k: Any, fixed: dict[Variable, bool]) -> Variable:
     """x[:, k], as far inside of ``x`` as can be; tell ``fixed`` of what is new."""
     node = x.owner
     if fixed.get(x) is False and isinstance(node.op, Elemwise):
@@ -112,7 +116,7 @@ def _column(x, k, fixed):
     return out
 
 
-def _picked_first(x, rows, fixed):
+def _picked_first(x: Variable, rows: Variable, fixed: dict[Variable, bool]) -> Variable:
     """x[rows], as far inside of ``x`` as can be; tell ``fixed`` of what is new."""
     node = x.owner
     if x not in fixed:

@@ -5,10 +5,11 @@ rows apart it says `MIXED`.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import Alloc, ARange, Join
 from pytensor.tensor.blockwise import Blockwise
@@ -53,7 +54,7 @@ def row_axes(graphs: Sequence[Variable], axes: Mapping[Variable, Place]) -> dict
     return axes
 
 
-def _row_axis(node, found, axes):
+def _row_axis(node: Apply, found: Sequence[Place], axes: Mapping[Variable, Place]) -> Place:
     """Where an operation puts the rows that it gets on the axes ``found``."""
     op = node.op
     inputs = node.inputs
@@ -95,7 +96,7 @@ def _row_axis(node, found, axes):
         return MIXED if axis in over else axis - lost
     if isinstance(op, Blockwise) and isinstance(op.core_op, Dot):
         ndim = out.type.ndim
-        places = {(ndim - 2, None): ndim - 2, (None, ndim - 1): ndim - 1}
+        places: dict[Any, int] = {(ndim - 2, None): ndim - 2, (None, ndim - 1): ndim - 1}
         return places.get(tuple(found), MIXED)
     if isinstance(op, Dot):
         ndim = inputs[0].type.ndim
@@ -115,13 +116,13 @@ def _row_axis(node, found, axes):
     return MIXED
 
 
-def _aligned(inputs, found, axis) -> bool:
+def _aligned(inputs: Sequence[Variable], found: Sequence[Place], axis: int) -> bool:
     """Whether what has no rows is broadcast along them."""
     pairs = zip(inputs, found, strict=True)
     return all(f is not None or v.type.broadcastable[axis] for v, f in pairs)
 
 
-def _picked(node, found, axis):
+def _picked(node: Apply, found: Sequence[Place], axis: int) -> Place:
     """``x[i, j]`` with indices by row: of what all rows share, or of each row with i = 0, 1, ..."""
     op, (_, *indices), (of, *by) = node.op, node.inputs, found
     integers = (isinstance(i.type, TensorType) and i.dtype in integer_dtypes for i in indices)
@@ -146,7 +147,7 @@ def _picked(node, found, axis):
     return place if not others and all(alone) else MIXED
 
 
-def _without_rows(node, found, axes):
+def _without_rows(node: Apply, found: Sequence[Place], axes: Mapping[Variable, Place]) -> Place:
     """Follow the number of rows and the row indices, which only some operations may use."""
     op = node.op
     inputs = node.inputs

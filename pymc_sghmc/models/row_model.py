@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 
+from numpy.typing import DTypeLike
 from pymc.model import Model
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.variable import TensorVariable
@@ -182,7 +183,7 @@ def row_model(
     )
 
 
-def _array_like(container, dtype, name) -> TensorVariable:
+def _array_like(container: TensorVariable, dtype: DTypeLike, name: str) -> TensorVariable:
     """Return a variable for all rows of a container, of any number and this type."""
     shape = (None, *container.type.shape[1:])
     return container.type.clone(dtype=str(dtype), shape=shape)(name)

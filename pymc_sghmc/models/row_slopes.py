@@ -7,7 +7,8 @@ afterwards. A minibatch then only has to tell what is left, ℓ − q, whose gra
 Knows graphs of row-wise log-likelihoods; knows no model, no data and no sampler.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
@@ -15,8 +16,10 @@ import pytensor.tensor as pt
 from pytensor.gradient import NullTypeGradError
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.utils import MethodNotDefined
+from pytensor.tensor.variable import TensorVariable
 
-from pymc_sghmc.models.row_terms import by_rows, pull_back, row_cuts, summed_if_shared
+from pymc_sghmc.models.row_terms import Cut, by_rows, pull_back, row_cuts, summed_if_shared
+from pymc_sghmc.protocols import Array
 
 __all__ = ["Quadratics", "RowSlopes", "row_slopes"]
 
@@ -31,7 +34,7 @@ class Quadratics:
     m : int
     """
 
-    def __init__(self, m):
+    def __init__(self, m: int) -> None:
         self.m = m
         self.upper = np.triu_indices(m)
         self.size = 1 + m + len(self.upper[0])
@@ -39,22 +42,27 @@ class Quadratics:
         self.place[self.upper] = 1 + m + np.arange(len(self.upper[0]))
         self.place = np.maximum(self.place, self.place.T)
 
-    def symmetric(self, upper):
+    def symmetric(self, upper: Array) -> Array:
         """Matrices (n, m, m) from their upper triangles, (n, m(m+1)/2)."""
         return upper[:, self.place - 1 - self.m]
 
-    def table(self, a, b, C):
+    def table(self, a: Array, b: Array, C: Array) -> Array:
         """Return what is remembered, (n, size)."""
         return np.concatenate([a[:, None], b, C[:, *self.upper]], axis=1)
 
-    def linear(self, table, zeta):
+    def linear(self, table: TensorVariable, zeta: Sequence[TensorVariable]) -> list[TensorVariable]:
         """Return b + Cζ of each row, one number at a time: lists of symbolic vectors."""
         return [
             table[:, 1 + i] + sum(table[:, self.place[i, j]] * zeta[j] for j in range(self.m))
             for i in range(self.m)
         ]
 
-    def values(self, table, zeta, linear):
+    def values(
+        self,
+        table: TensorVariable,
+        zeta: Sequence[TensorVariable],
+        linear: Sequence[TensorVariable],
+    ) -> TensorVariable:
         """q(ζ) = a + ½ζ·(b + (b + Cζ)) of each row."""
         halves = [(table[:, 1 + i] + linear[i]) * zeta[i] for i in range(self.m)]
         return table[:, 0] + 0.5 * sum(halves)
@@ -63,19 +71,21 @@ class Quadratics:
 class RowSlopes(NamedTuple):
     """Graphs of rows, for each group."""
 
-    variables: list  # the unknowns
-    cuts: list  # of each group, a list of `Cut`
-    log_likelihoods: list  # (n,)
-    zetas: list  # (n, m)
-    first: list  # (n, 1 + 2m): ℓ, c and ζ
-    second: list  # (n, m(m+1)/2): ∂²ℓ/∂ζ², the upper triangle
+    variables: list[TensorVariable]  # the unknowns
+    cuts: list[list[Cut]]  # of each group, a list of `Cut`
+    log_likelihoods: list[TensorVariable]  # (n,)
+    zetas: list[TensorVariable]  # (n, m)
+    first: list[TensorVariable]  # (n, 1 + 2m): ℓ, c and ζ
+    second: list[TensorVariable]  # (n, m(m+1)/2): ∂²ℓ/∂ζ², the upper triangle
 
     @property
-    def quadratics(self) -> list:
+    def quadratics(self) -> list[Quadratics]:
         """Of each group."""
         return [Quadratics(sum(cut.size for cut in cuts)) for cuts in self.cuts]
 
-    def remainder(self, weights, tables) -> tuple:
+    def remainder(
+        self, weights: Sequence[TensorVariable], tables: Sequence[TensorVariable]
+    ) -> tuple[TensorVariable, list[TensorVariable]]:
         """Return what a minibatch has to tell, Σ w (ℓ − q), and its gradient for each unknown.
 
         Parameters
@@ -108,7 +118,12 @@ class RowSlopes(NamedTuple):
         return value, pull_back(self.variables, cotangents)
 
 
-def row_slopes(log_likelihoods, variables, batches, point) -> RowSlopes | None:
+def row_slopes(
+    log_likelihoods: Sequence[TensorVariable],
+    variables: Sequence[TensorVariable],
+    batches: Sequence[Sequence[TensorVariable]],
+    point: Mapping[str, Any],
+) -> RowSlopes | None:
     """Cut log-likelihoods where a row depends on few numbers by way of fixed derivatives.
 
     Parameters
@@ -145,14 +160,14 @@ def row_slopes(log_likelihoods, variables, batches, point) -> RowSlopes | None:
     return RowSlopes(list(variables), groups, unchecked, zetas, first, second)
 
 
-def _second_derivatives(graph, cuts) -> list:
+def _second_derivatives(graph: TensorVariable, cuts: Sequence[Cut]) -> list[TensorVariable]:
     """Upper triangle of ∂²ℓ/∂ζ² of each row, row by row of the matrix."""
     zetas = [cut.zeta for cut in cuts]
     sizes = [cut.size for cut in cuts]
     by_row, copy, back = by_rows(graph, zetas, cuts[0].through if cuts else ())
     n = copy.shape[0]
 
-    def numbers(value):
+    def numbers(value: TensorVariable) -> list[TensorVariable]:
         gradients = pt.grad(value.sum(), by_row, disconnected_inputs="ignore")
         return [
             g.reshape((n, size))[:, j]

@@ -12,6 +12,7 @@ only where every operation is known to keep rows apart; of all others it says No
 
 import math
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_sghmc.models.frontier import frontier, is_multiple, shared_zetas
 from pymc_sghmc.models.graphs import slice_rows
@@ -47,7 +49,9 @@ class Cut(NamedTuple):
     cotangent: Any  # c = ∂ℓ/∂ζ of each row, (n, ...)
     size: int  # numbers in c of one row
     fixed: bool  # whether ∂ζ/∂θ is the same at every θ
-    through: list = ()  # of all cuts of a group: what rows share, by way of which they see unknowns
+    through: Sequence[
+        TensorVariable
+    ] = ()  # of all cuts of a group: what rows share, by way of which they see unknowns
 
     @property
     def shared(self) -> bool:
@@ -55,7 +59,7 @@ class Cut(NamedTuple):
         return self.zeta.type.broadcastable[0]
 
     @property
-    def flat_zeta(self):
+    def flat_zeta(self) -> TensorVariable:
         """ζ as a matrix, (n or 1, size)."""
         return self.zeta.reshape((1 if self.shared else self.zeta.shape[0], self.size))
 
@@ -63,12 +67,20 @@ class Cut(NamedTuple):
 class RowTerms(NamedTuple):
     """What to remember of each row at the centre, and how to make use of it."""
 
-    terms: list  # of each group of rows (n, 1 + numbers): ℓ, then the cotangents side by side
-    variables: list
-    cuts: list  # of each group, a list of Cut
+    terms: list[
+        TensorVariable
+    ]  # of each group of rows (n, 1 + numbers): ℓ, then the cotangents side by side
+    variables: list[TensorVariable]
+    cuts: list[list[Cut]]  # of each group, a list of Cut
 
 
-def row_terms(log_likelihoods, variables, batches, point, check_bounds=True) -> RowTerms | None:
+def row_terms(
+    log_likelihoods: Sequence[TensorVariable],
+    variables: Sequence[TensorVariable],
+    batches: Sequence[Sequence[TensorVariable]],
+    point: Mapping[str, Any],
+    check_bounds: bool = True,
+) -> RowTerms | None:
     """Cut log-likelihoods where a row depends on few numbers.
 
     Parameters
@@ -106,7 +118,13 @@ def row_terms(log_likelihoods, variables, batches, point, check_bounds=True) -> 
     return RowTerms(terms, list(variables), cuts)
 
 
-def row_cuts(log_likelihoods, variables, batches, point, linear=False) -> tuple | None:
+def row_cuts(
+    log_likelihoods: Sequence[TensorVariable],
+    variables: Sequence[TensorVariable],
+    batches: Sequence[Sequence[TensorVariable]],
+    point: Mapping[str, Any],
+    linear: bool = False,
+) -> tuple[list[TensorVariable], list[list[Cut]]] | None:
     """Return log-likelihoods without PyMC's checks, and the cuts of each group, or None."""
     # Checks look at all rows but let values through: they are no part of a cut.
     unchecked = [_without_checks(log_likelihood) for log_likelihood in log_likelihoods]
@@ -114,10 +132,15 @@ def row_cuts(log_likelihoods, variables, batches, point, linear=False) -> tuple 
         unchecked = [simplified(ll, fixed_jacobians(ll, variables)) for ll in unchecked]
     groups = zip(unchecked, batches, strict=True)
     cuts = [_cuts(ll, variables, own, point, linear) for ll, own in groups]
-    return None if None in cuts else (unchecked, cuts)
+    return None if None in cuts else (unchecked, cuts)  # type: ignore[return-value]
 
 
-def difference(rows, weights, cached, centre) -> list:
+def difference(
+    rows: RowTerms,
+    weights: Sequence[TensorVariable],
+    cached: Sequence[TensorVariable],
+    centre: Sequence[TensorVariable],
+) -> list[TensorVariable]:
     """Difference between θ and θ̂ of the gradient of the weighted log-likelihood of some rows.
 
     Parameters
@@ -159,26 +182,30 @@ def difference(rows, weights, cached, centre) -> list:
     return gradient
 
 
-def summed_if_shared(cut, cotangents):
+def summed_if_shared(cut: Cut, cotangents: TensorVariable) -> TensorVariable:
     """Cotangents of ζ from those of each row."""
     total = cotangents.sum(axis=0, keepdims=True) if cut.shared else cotangents
     return total.astype(cut.zeta.dtype)
 
 
-def pull_back(variables, cotangents) -> list:
+def pull_back(
+    variables: Sequence[TensorVariable], cotangents: Mapping[TensorVariable, TensorVariable]
+) -> list[TensorVariable]:
     """Jᵀ times cotangents of several ζ, for each variable."""
     if not cotangents:
         return [variable.zeros_like() for variable in variables]
     return pt.grad(None, variables, known_grads=cotangents, disconnected_inputs="ignore")
 
 
-def _without_checks(log_likelihood):
+def _without_checks(log_likelihood: TensorVariable) -> TensorVariable:
     copy = FunctionGraph(outputs=[log_likelihood], clone=True, copy_inputs=False)
     include = ("canonicalize", "stabilize", "local_remove_check_parameter")
     return rewrite_graph(copy, include=include).outputs[0]
 
 
-def by_rows(graph, zetas, through=()) -> tuple:
+def by_rows(
+    graph: TensorVariable, zetas: Sequence[TensorVariable], through: Sequence[TensorVariable] = ()
+) -> tuple[list[TensorVariable], TensorVariable, dict[TensorVariable, TensorVariable]]:
     """Return a variable for each ζ of each row, ℓ as a function of them, and what they stand for.
 
     Parameters
@@ -201,12 +228,18 @@ def by_rows(graph, zetas, through=()) -> tuple:
     return found, copy, back
 
 
-def _is_unknown(zeta) -> bool:
+def _is_unknown(zeta: TensorVariable) -> bool:
     node = zeta.owner
     return node is not None and isinstance(node.op, DimShuffle) and node.inputs[0].owner is None
 
 
-def _cuts(graph, variables, batches, point, linear) -> list | None:
+def _cuts(
+    graph: TensorVariable,
+    variables: Sequence[TensorVariable],
+    batches: Sequence[TensorVariable],
+    point: Mapping[str, Any],
+    linear: bool,
+) -> list[Cut] | None:
     fixed = fixed_jacobians(graph, variables)
     found = frontier(graph, row_axes([graph], dict.fromkeys(batches, 0)), fixed)
     if found is None:
@@ -225,14 +258,18 @@ def _cuts(graph, variables, batches, point, linear) -> list | None:
     return None
 
 
-def _sizes(zetas, variables, point) -> list:
+def _sizes(
+    zetas: Sequence[TensorVariable], variables: Sequence[TensorVariable], point: Mapping[str, Any]
+) -> list[Any]:
     """Numbers in one row of each ζ; infinite where the graph doesn't tell."""
     typed = {v: pt.tensor(dtype=v.dtype, shape=np.shape(point[v.name])) for v in variables}
     shapes = [zeta.type.shape[1:] for zeta in slice_rows(zetas, typed, None, None)]
     return [math.inf if None in shape else math.prod(shape) for shape in shapes]
 
 
-def _cotangents(graph, zetas, through=()) -> list:
+def _cotangents(
+    graph: TensorVariable, zetas: Sequence[TensorVariable], through: Sequence[TensorVariable] = ()
+) -> list[TensorVariable]:
     """∂ℓ/∂ζ of each row."""
     by_row, copy, back = by_rows(graph, zetas, through)
     gradients = pt.grad(copy.sum(), by_row, disconnected_inputs="ignore")

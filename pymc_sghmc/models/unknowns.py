@@ -2,7 +2,14 @@
 
 import math
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import numpy as np
+
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sghmc.protocols import Array
 
 __all__ = ["Unknowns"]
 
@@ -30,7 +37,7 @@ class Unknowns:
         Of a position: single precision where all unknowns have it.
     """
 
-    def __init__(self, variables, point):
+    def __init__(self, variables: Iterable[TensorVariable], point: Mapping[str, Any]) -> None:
         self.variables = tuple(variables)
         self.names = tuple(variable.name for variable in self.variables)
         self.shapes = tuple(np.shape(point[name]) for name in self.names)
@@ -40,12 +47,12 @@ class Unknowns:
         self.d = ends[-1] if ends else 0
         self.dtype = np.result_type(*(variable.dtype for variable in self.variables))
 
-    def ravel(self, point) -> np.ndarray:
+    def ravel(self, point: Mapping[str, Any]) -> Array:
         """Return the position of a point, (d,)."""
         parts = [np.ravel(point[name]) for name in self.names]
         return np.concatenate(parts, dtype=self.dtype, casting="unsafe")
 
-    def unravel(self, position, point) -> dict:
+    def unravel(self, position: Array, point: Mapping[str, Any]) -> dict[str, Any]:
         """Return ``point`` with the values that the unknowns have at a position."""
         new = dict(point)
         for variable, shape in zip(self.variables, self.shapes, strict=True):
@@ -54,7 +61,7 @@ class Unknowns:
             new[name] = values.astype(variable.dtype)
         return new
 
-    def name_of(self, index) -> str:
+    def name_of(self, index: int) -> str:
         """Name of an entry of a position, such as ``beta[3]``."""
         for (name, place), shape in zip(self.places.items(), self.shapes, strict=True):
             if place.start <= index < place.stop:

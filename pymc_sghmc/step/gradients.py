@@ -1,14 +1,19 @@
 """From a sampler's arguments to its gradients. Knows arguments and gradients, no chain."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pymc.model import Model
 
 from pymc_sghmc.checks import quoted
 from pymc_sghmc.exceptions import NotApplicable
+from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient, minibatch_gradient
 from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.hierarchy.centring import centring_of, not_an_effect
+from pymc_sghmc.hierarchy.clustered_rows import ClusterEffect
 from pymc_sghmc.hierarchy.rewrites import (
     NO_REWRITING,
     Rewriting,
@@ -18,21 +23,22 @@ from pymc_sghmc.hierarchy.rewrites import (
 from pymc_sghmc.models.contract import ALL_ROWS
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.row_model import row_model
+from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.sources import Source, given_arrays
 
 __all__ = ["gradients", "plain_gradient"]
 
 
 def plain_gradient(
-    model,
-    unknowns,
-    batch_size=None,
-    initial_point=None,
-    compile_kwargs=None,
+    model: Model,
+    unknowns: Unknowns,
+    batch_size: int | Mapping[str, int] | str | None = None,
+    initial_point: Mapping[str, Any] | None = None,
+    compile_kwargs: Mapping[str, Any] | None = None,
     *,
-    data=None,
-    replace=True,
-    rewriting=NO_REWRITING,
+    data: Any = None,
+    replace: bool = True,
+    rewriting: Rewriting = NO_REWRITING,
 ) -> MinibatchGradient:
     """Make the gradient from the model's own rows, or from arrays or a loader given as ``data``.
 
@@ -66,7 +72,14 @@ def plain_gradient(
     return minibatch_gradient(rows, LogDensity(rows, compile_kwargs), source, replace)
 
 
-def gradients(model, unknowns, point, given, preconditioner, effects=()) -> tuple:
+def gradients(
+    model: Model,
+    unknowns: Unknowns,
+    point: Mapping[str, Any],
+    given: Mapping[str, Any],
+    preconditioner: Any,
+    effects: Sequence[ClusterEffect] = (),
+) -> tuple[MinibatchGradient, tuple[ControlVariates | None, AroundExpansion | None]]:
     """Return the plain gradient, and control variates of first and second order, or None for them.
 
     Parameters
@@ -134,7 +147,7 @@ def gradients(model, unknowns, point, given, preconditioner, effects=()) -> tupl
     return plain, (ControlVariates(plain), second)
 
 
-def _use_given_centring(density, weights):
+def _use_given_centring(density: LogDensity, weights: Mapping[str, float]) -> None:
     """Put λ into use that are given by name."""
     centring = centring_of(density)
     if centring is not None:
