@@ -27,6 +27,8 @@ WINGS = {
 }
 FACES = {"__init__", "loaders"}  # what a user imports
 
+TYPED = 0.9  # of the parameters of public functions, at least
+
 FILES = sorted(PACKAGE.rglob("*.py"))
 AT_THE_ROOT = {
     "pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md",
@@ -91,6 +93,28 @@ def test_the_table_has_no_circle():
 def test_the_face_of_a_wing_is_a_sentence(wing):
     body = ast.parse((PACKAGE / wing / "__init__.py").read_text()).body
     assert len(body) == 1 and isinstance(body[0], ast.Expr)
+
+
+def public_parameters(tree):
+    """Yield the parameters, but for self and cls, of functions and methods with a public name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and (node.name[0] != "_" or node.name[:2] == "__"):
+            found = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            yield from (arg for arg in found if arg.arg not in {"self", "cls"})
+
+
+def test_signatures_say_what_they_take():
+    parameters = [arg for path in FILES for arg in public_parameters(ast.parse(path.read_text()))]
+    typed = [arg for arg in parameters if arg.annotation is not None]
+    assert len(typed) >= TYPED * len(parameters)
+
+
+def test_a_parameter_without_a_type_is_found():
+    tree = ast.parse("class A:\n    def f(self, a, *, b: int): ...\n    def _g(self, c): ...")
+    assert [(arg.arg, arg.annotation is None) for arg in public_parameters(tree)] == [
+        ("a", True),
+        ("b", False),
+    ]
 
 
 def test_nothing_else_lies_at_the_root():
