@@ -149,7 +149,7 @@ def advise_to_integrate_out(
 
 
 def _can_be(model: Model, names: Sequence[str], point: Mapping[str, Any]) -> bool:
-    """Whether the graph lets these effects be integrated out; nothing is compiled for it."""
+    """Whether the graph lets these effects be integrated out, and rows be cut from it then."""
     shapes = {name: np.shape(value) for name, value in point.items()}
     try:
         effects = named_effects(model, names, point)

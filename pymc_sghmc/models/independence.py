@@ -157,7 +157,7 @@ def not_sliceable(model: Model, name: str, n_rows: int, reason: str | Exception)
         "the rows of all its data on the leading axis, in the same order; put constants that the "
         "model transposes or repeats into pm.Data; replace hard-coded row counts (tile, repeat, "
         f"scan) by shapes; or use NUTS.{_same_length(model, name, n_rows)} "
-        f"(PyTensor says: {first_line})"
+        f"({'PyTensor says' if isinstance(reason, Exception) else 'What was seen'}: {first_line})"
     )
 
 

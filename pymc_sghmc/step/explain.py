@@ -41,8 +41,8 @@ def explanation(
         return f"{where}: {rows} have {odd}. Drop such rows"
     if chain.state is None and not tuner.setups.is_finite_at(start):
         return (
-            f"{where} at the starting point. Check the model with model.debug(), or pass other "
-            f"initvals to pm.sample{others}"
+            f"{where} at the starting point. Check the model with model.debug(), or let chains "
+            f"start elsewhere, by pm.sample(initvals={{name: value}}){others}"
         )
     if odd:  # they may be bounds
         return f"{where}: {rows} have {odd}. Drop such rows, unless they are bounds"
@@ -77,7 +77,11 @@ def _advice(tuner: Any, learning_rate: float) -> str:
 def likely_causes(density: Any) -> str:
     """Name what may keep a posterior from being near a Gaussian, as a sentence."""
     if not density.group_coefficients:
-        return "Likely causes are a funnel, a ridge or a flat direction."
+        return (
+            "Likely causes: a scale parameter that may be close to zero (a funnel), parameters of "
+            "which only a sum or a product is known (a ridge), or one of which the data say "
+            "nothing."
+        )
     names = ", ".join(density.group_coefficients)
     return f"The scales of {names} may be close to zero, or hardly determined by the data."
 

@@ -99,8 +99,8 @@ def _settings(tuner: Tuner, preconditioner: str, tuning: Any, learning_rate: flo
         parts.append(f"{marginal.n_nodes} nodes for each integral")
         if WRONG > marginal.error >= TOLERANCE:
             parts.append(
-                f"whose gradient differs by {marginal.error:.2g} posterior standard deviations "
-                "from that of fewer nodes"
+                f"whose gradient changes by {marginal.error:.2g} posterior standard deviations "
+                "where an integral has fewer nodes"
             )
     return ", ".join(parts)
 

@@ -1,7 +1,8 @@
 """The set-ups of a step: made on request, and kept for the chains that begin alike.
 
-Chains one after another share a step, so that two set-ups are kept: that of the initial point and
-that of the chain. Knows gradients and set-ups, no settings of a sampler.
+Chains one after another share a step. So the set-ups that chains begin with are kept, one for each
+mode, beside the one that the present chain has moved to. Knows gradients and set-ups, no settings
+of a sampler.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,10 @@
 """Settings that a step chooses itself: before the first draw, and from its tuning draws.
 
-In order: a Gaussian fit, a metric and the noise around it (`setup`), a start near the fit's mean,
-and settings from the bias budget (`budget`). While tuning, after 8, 16, 32, … draws, settings are
-chosen again by what the chain has measured, its `ChainTuning`: each method takes one and returns a
-new one. Contains no formula of a sampler.
+Before the first draw a set-up is made (`setup`): a Gaussian fit, a metric, and the noise of the
+gradient around the fit. The chain starts near the fit's mean, and the bias budget (`budget`) gives
+its learning rate and friction. After 8, 16, 32, … tuning draws these are chosen again, by what the
+chain has measured. That is its `ChainTuning`: methods take one and return a new one.
+Contains no formula of a sampler.
 """
 
 import math
@@ -278,7 +279,11 @@ class Tuner:
         return changed if score(changed) > 1.5 * score(tuning) else tuning
 
     def slower(self, tuning: Tuning) -> ChainTuning | None:
-        """Let a chain that diverged go on with a quarter of the learning rate; None at the end."""
+        """Return settings with which a chain that diverged may go on.
+
+        Control variates of second order are given up first; after that the learning rate is a
+        quarter of what it was. None where the learning rate is given, or after `MAX_DIVERGENCES`.
+        """
         if isinstance(tuning, ByHand) or self.settings.learning_rate is not None:
             return None
         if tuning.n_divergences >= MAX_DIVERGENCES:
