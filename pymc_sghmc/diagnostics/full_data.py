@@ -72,7 +72,25 @@ def posterior_draws(idata: Any, model: Model) -> dict[str, np.ndarray]:
         ):
             raise _wrong_shape(rv, values)
         draws[rv.name] = values
+    _refuse_effects_without_draws(draws)
     return draws
+
+
+def _refuse_effects_without_draws(draws: dict[str, np.ndarray]) -> None:
+    """Refuse effects that were integrated out and not drawn: all their values are NaN."""
+    without = [
+        name
+        for name, values in draws.items()
+        if values.size and values.dtype.kind == "f" and np.isnan(values).all()
+    ]
+    if without:
+        raise ValueError(
+            f"check_bias: all draws of {quoted(without)} are NaN, as those of effects that are "
+            "integrated out with recover=False. Draw them by recover_effects(idata, step), and "
+            "pass its result as the posterior: "
+            'xr.DataTree.from_dict({"posterior": ...}), or az.InferenceData(posterior=...) with '
+            "PyMC 5."
+        )
 
 
 def unconstrained_draws(model: Model, draws: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

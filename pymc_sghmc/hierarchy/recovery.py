@@ -100,12 +100,12 @@ def recover_effects(
         raise ValueError(
             "recover_effects: this step integrates nothing out. Make it with marginalize=."
         )
+    wanted_groups = _checked(groups, marginal.n_groups)
+    rng = _generator(random_seed)
+    n_draws = whole_steps("draws", draws, "draws")
     gradient.data.reload()  # pm.set_data may have changed the groups, which is refused, or the rows
     if not gradient.density.placement_needs_others:  # else they follow each draw
         step.tuner.setups.place(step.tuner.initial)
-    n_draws = whole_steps("draws", draws, "draws")
-    rng = get_random_generator(random_seed)
-    wanted_groups = _checked(groups, marginal.n_groups)
     run = _Draws.of(idata, model, step, n_draws)
     shape = run.shape
     values: dict[str, np.ndarray] = {}
@@ -247,7 +247,10 @@ def _checked(groups: ArrayLike | None, n_groups: int) -> Array | None:
         return None
     numbers = np.atleast_1d(groups)
     if numbers.dtype.kind not in "iu" or numbers.ndim > 1 or not numbers.size:
-        raise ValueError(f"recover_effects: groups={groups!r} aren't numbers of groups.")
+        raise ValueError(
+            f"recover_effects: groups={groups!r} aren't numbers of groups. Give whole numbers from "
+            f"0 to {n_groups - 1}, as rows have them, also where the dim has labels."
+        )
     if np.unique(numbers).size < numbers.size:
         raise ValueError(f"recover_effects: groups={groups!r} names one twice. Give each once.")
     if numbers.min() < 0 or numbers.max() >= n_groups:
@@ -256,6 +259,17 @@ def _checked(groups: ArrayLike | None, n_groups: int) -> Array | None:
             f"from 0 to {n_groups - 1}."
         )
     return numbers
+
+
+def _generator(random_seed: Any) -> np.random.Generator:
+    """Return a generator of a seed, as PyMC makes it."""
+    try:
+        return get_random_generator(random_seed)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"recover_effects: random_seed={random_seed!r}: pass a whole number, "
+            "a numpy.random.Generator or None."
+        ) from error
 
 
 def _as_variables(

@@ -111,6 +111,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         effects, left = integrated_effects(model, given, point, self.vars)
         unknowns = Unknowns(left, point)
         preconditioner = checked_preconditioner(given["preconditioner"], unknowns.d, schedule)
+        if isinstance(preconditioner, str):  # automatic: before anything is compiled
+            refuse_single_rows([given["batch_size"]])
         gradient, expansions = gradients(model, unknowns, point, given, preconditioner, effects)
         self.unknowns = gradient.density.unknowns
         initial = gradient.density.from_model(self.unknowns.ravel(point))
@@ -156,7 +158,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         """Set up for chains from the initial point, and say what was found."""
         tuner = self.tuner
         began = time.perf_counter()
-        refuse_single_rows(tuner.gradient.data)
+        refuse_single_rows(tuner.gradient.data.noisy_batch_sizes)
         log_setup_begins(type(self).__name__)
         try:
             tuning = tuner.prepare()

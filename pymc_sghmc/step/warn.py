@@ -6,6 +6,7 @@ Knows gradients, models and settings; changes nothing.
 import logging
 import warnings
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -83,9 +84,9 @@ def warn_of_jumps(sampler: str, gradient: Any, unknowns: Unknowns, position: np.
         )
 
 
-def refuse_single_rows(data: Any) -> None:
+def refuse_single_rows(batch_sizes: Sequence[Any]) -> None:
     """Refuse minibatches of one row, from which noise can't be measured."""
-    if 1 in data.noisy_batch_sizes:
+    if 1 in batch_sizes:
         raise ValueError(
             "batch_size=1: raise it. Automatic settings need at least 2 rows in a minibatch to "
             "measure how rows differ."

@@ -5,6 +5,8 @@ import pymc as pm
 import pytest
 
 from pymc_sghmc import SGHMC, recover_effects
+from pymc_sghmc.compat import inference_data
+from pymc_sghmc.diagnostics import check_bias
 
 GROUPS, ROWS = 30, 4
 FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}, "random_seed": 1}
@@ -66,6 +68,26 @@ def test_some_groups_have_their_own_effects(run):
 def test_groups_that_are_not_there_are_refused(run, groups, words):
     with pytest.raises(ValueError, match=words):
         recovered(run, groups=groups)
+
+
+@pytest.mark.parametrize("seed", ["x", -1, 1.5])
+def test_a_seed_that_is_none_is_refused(run, seed):
+    with pytest.raises(ValueError, match=r"random_seed=.*whole number"):
+        recovered(run, random_seed=seed)
+
+
+def test_effects_without_draws_are_named(run):
+    """Their NaN is no fault of another parameter."""
+    model, _, idata = run
+    with pytest.raises(ValueError, match=r"draws of 'u' are NaN.*recover_effects"):
+        check_bias(idata, model, n_draws=40)
+
+
+def test_draws_with_recovered_effects_can_be_checked(run):
+    model, _, _ = run
+    complete = inference_data({"posterior": recovered(run, draws=20)})
+    report = check_bias(complete, model, n_draws=40)
+    assert {"tau", "u"} <= set(report.variables.index)
 
 
 def test_bounds_that_are_unknown_are_those_of_the_same_draw():
