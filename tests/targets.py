@@ -5,9 +5,30 @@ import pymc as pm
 
 from modes import FAST
 
+from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
+from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.data import Minibatch
-from pymc_sghmc.step.gradients import plain_gradient
+from pymc_sghmc.step.gradients import model_by_row
+
+
+def plain_gradient(
+    model,
+    unknowns,
+    batch_size=None,
+    initial_point=None,
+    compile_kwargs=None,
+    *,
+    data=None,
+    replace=True,
+    rewriting=None,
+):
+    """Make the gradient from minibatches that steps make of a model, without a step."""
+    point = model.initial_point() if initial_point is None else initial_point
+    rewriting = Rewriting() if rewriting is None else rewriting
+    rows, source = model_by_row(model, unknowns, batch_size, point, data, rewriting)
+    return minibatch_gradient(rows, LogDensity(rows, compile_kwargs), source, replace)
 
 
 class GaussianMean:

@@ -15,7 +15,7 @@ from scipy.sparse import issparse
 
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.density import LogDensity
-from pymc_sghmc.gradients.jacobians import Full, Sparse, Zetas
+from pymc_sghmc.gradients.jacobians import Full, MakeSparse, Sparse
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory
@@ -121,7 +121,7 @@ def _arrays_of(hessian: Any, dtype: DTypeLike) -> tuple[Array, ...]:
 
 
 def fits(
-    jacobian: Callable[[Zetas, Array, Array], Sparse],
+    jacobian: MakeSparse,
     zetas: Callable[..., Any],
     density: LogDensity,
     data: InMemory,

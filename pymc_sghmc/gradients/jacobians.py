@@ -15,17 +15,18 @@ from scipy.sparse import bsr_array, csr_array
 from pymc_sghmc.gradients.metric import Dense, Metric
 from pymc_sghmc.protocols import Array
 
-__all__ = ["Full", "MakeJacobian", "Sparse", "Zetas", "sparse"]
+__all__ = ["Full", "MakeJacobian", "MakeSparse", "Sparse", "Zetas", "sparse"]
 
 FAR = 2.0**10  # sds: ζ is linear, and a long way has the smaller relative error of rounding
 FEW = 64  # entries of an unknown that are moved one by one, or columns of one
 ZERO = 1e-9  # of the largest derivative by a column, below which there is none
 
 Zetas = Callable[[Array], Array]  # ζ of some rows at a position, (n, m)
-MakeJacobian = Callable[[Zetas, Array, Array], "Full | Sparse"]  # of ζ, a centre and sds
+MakeSparse = Callable[[Zetas, Array, Array], "Sparse"]  # of ζ, a centre and sds
+MakeJacobian = Callable[[Zetas, Array, Array], "Full | Sparse"]
 
 
-def sparse(shapes: Sequence[tuple[int, ...]]) -> Callable[[Zetas, Array, Array], "Sparse"] | None:
+def sparse(shapes: Sequence[tuple[int, ...]]) -> MakeSparse | None:
     """Return `Sparse` of the columns of which a row depends on one entry each, if there are such.
 
     Parameters

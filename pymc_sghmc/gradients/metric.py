@@ -50,7 +50,8 @@ class Metric(ByValue, ABC):
     @property
     def arrays(self) -> dict[str, Array]:
         """What compiled functions take for it, by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in names}
 
     def on_graph(self, variables: Mapping[str, Any]) -> Self:
         """Return the same map with variables of a graph in place of its `arrays`."""

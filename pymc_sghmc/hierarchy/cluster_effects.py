@@ -18,7 +18,7 @@ from pymc_sghmc.checks import quoted
 from pymc_sghmc.compat import ancestors, index_entries, toposort
 from pymc_sghmc.hierarchy.clustered_rows import ClusteredRows, ClusterEffect, axis_of, refused
 from pymc_sghmc.models.graphs import array_of, data_leaves, is_fixed, slice_rows
-from pymc_sghmc.models.row_axes import Place, row_axes
+from pymc_sghmc.models.row_axes import RowAxis, row_axes
 
 __all__ = ["Clustering", "clustered_rows", "named_effects"]
 
@@ -232,7 +232,7 @@ def _picks(
     effect: ClusterEffect, term: pt.TensorVariable, effects: Sequence[ClusterEffect]
 ) -> list[tuple[Apply, int]]:
     """Nodes that pick an effect's entries, maybe combined with others', with the axis of groups."""
-    axes: dict[Any, Place] = {}
+    axes: dict[Any, RowAxis] = {}
     found = []
     for one in effects:
         axes |= one.axes

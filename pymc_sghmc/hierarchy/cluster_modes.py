@@ -27,10 +27,8 @@ MOST_ROUNDS = 50  # of Newton's method
 NEAR = 1e-3  # of a posterior standard deviation, that the last of its steps moves
 FARTHEST = 2.0  # prior standard deviations that one step moves, at most
 ROUNDING = 1e-10  # of a log-density, relative
-OVERFLOW: dict[str, Any] = {
-    "posinf": 1e80,
-    "neginf": -1e80,
-}  # what stands for derivatives where they overflow
+# what stands for derivatives where they overflow
+OVERFLOW: dict[str, Any] = {"posinf": 1e80, "neginf": -1e80}
 BENT = 1e-4  # of a log-likelihood, relative: more than rounding
 KINKS = (
     "its rows have kinks or jumps, as those of a Laplace distribution or a quantile regression, "

@@ -15,7 +15,7 @@ from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.hierarchy.scaled_effects import LOCATION_AND_SCALE
 from pymc_sghmc.models.graphs import slice_rows
-from pymc_sghmc.models.row_axes import Place, row_axes
+from pymc_sghmc.models.row_axes import RowAxis, row_axes
 
 __all__ = [
     "ClusterEffect",
@@ -39,9 +39,8 @@ class ClusterEffect(NamedTuple):
     axis: int  # on which groups lie
     shape: tuple[int, ...]
     prior: Any  # log-density of its entries, in the model's variables
-    parameters: (
-        list[Any]  # of its prior, in the model's variables; none where its values are transformed
-    )
+    # of its prior, in the model's variables; none where its values are transformed
+    parameters: list[Any]
     tables: dict[Any, int] = {}  # other arrays with an entry for each group, and on which axis
 
     @property
@@ -81,9 +80,8 @@ class ClusteredRows(NamedTuple):
 
     effects: list[ClusterEffect]
     index: Any  # number of the group of each row, a graph of the batches
-    picked: list[
-        tuple[Any, int, Any]
-    ]  # (variable, axis of groups, entries) wherever a row picks its group's numbers
+    # (variable, axis of groups, entries) wherever a row picks its group's numbers
+    picked: list[tuple[Any, int, Any]]
     term: Any  # log-likelihood of rows, a graph of what they pick
     inputs: list[Any]  # variables in ``term`` for what is picked
     n_groups: int
@@ -210,7 +208,7 @@ class ClusteredRows(NamedTuple):
 
     def _at(
         self,
-        views: Sequence[tuple[pt.TensorVariable, Place]],
+        views: Sequence[tuple[pt.TensorVariable, RowAxis]],
         numbers: pt.TensorVariable,
         groups: pt.TensorVariable,
     ) -> list[pt.TensorVariable]:
@@ -269,7 +267,7 @@ def solved_back(L: Lower, rhs: Sequence[pt.TensorVariable]) -> list[pt.TensorVar
     return x
 
 
-def axis_of(view: pt.TensorVariable, effect: ClusterEffect) -> Place:
+def axis_of(view: pt.TensorVariable, effect: ClusterEffect) -> RowAxis:
     """Axis of a variable on which groups lie, or what `row_axes` says instead."""
     return row_axes([view], effect.axes).get(view)
 

@@ -46,9 +46,8 @@ class Mixing(NamedTuple):
     factor: Any  # C, (n, n), lower triangular, in the model's variables
     axis: int  # of the value, along which it mixes
     turned: bool  # whether C is the transpose of the variable that it is a view of
-    products: list[
-        tuple[Variable, Variable]
-    ]  # in the rows' graphs, each with the view of the value that it is a product of
+    # in the rows' graphs, each with the view of the value that it is a product of
+    products: list[tuple[Variable, Variable]]
 
     def over(self, entries: Variable) -> Variable:
         """Numbers of each of the n effects, (n,), as broadcast to the value."""

@@ -25,7 +25,6 @@ from pymc_sghmc.models.row_model import RowModel
 from pymc_sghmc.models.unknowns import Unknowns
 
 __all__ = [
-    "NO_REWRITING",
     "Rewriting",
     "advise_to_integrate_out",
     "integrated_effects",
@@ -105,9 +104,6 @@ class Rewriting(NamedTuple):
     integrated: tuple[ClusterEffect, ...] = ()  # integrated out, group by group
     recover: bool = True  # whether values of these are drawn for each draw
     may_centre: bool = False  # whether others may be centred partially
-
-
-NO_REWRITING = Rewriting()
 
 
 def rewritten(rows: RowModel, model: Model, rewriting: Rewriting) -> RowModel:

@@ -33,8 +33,9 @@ from pymc_sghmc.models.likelihoods import (
     refuse_imputed,
 )
 
-__all__ = ["ALL_ROWS", "Group", "minibatch_log_density"]
+__all__ = ["ALL_ROWS", "BatchSize", "Group", "minibatch_log_density"]
 
+BatchSize = int | str | Mapping[str, int] | None  # as given to a step
 ByRows = Mapping[tuple[int, int], list[Variable]]  # observed variables by number of rows and count
 
 ALL_ROWS = 2**63 - 1  # a batch size for where likelihoods are cut only to integrate effects out
@@ -70,7 +71,7 @@ class Group:
 
 def minibatch_log_density(
     model: Model,
-    batch_size: int | str | Mapping[str, int] | None = None,
+    batch_size: BatchSize = None,
     initial_point: Mapping[str, Any] | None = None,
     lengths: Mapping[str, int] | None = None,
     without: Sequence[Variable] = (),
@@ -153,7 +154,7 @@ def _total(terms: Iterable[Variable]) -> Variable:
 def _choose(
     model: Model,
     candidates: Mapping[Variable, Likelihood],
-    batch_size: int | str | Mapping[str, int] | None,
+    batch_size: BatchSize,
     from_minibatch: bool,
     lengths: Mapping[str, int] | None,
 ) -> tuple[list[Group], list[Variable]]:
@@ -191,7 +192,7 @@ def _batch_sizes(
     model: Model,
     candidates: Mapping[Variable, Likelihood],
     by_rows: ByRows,
-    batch_size: int | str | Mapping[str, int] | None,
+    batch_size: BatchSize,
     from_minibatch: bool,
     lengths: Mapping[str, int] | None,
 ) -> dict[tuple[int, int], int]:

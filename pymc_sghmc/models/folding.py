@@ -48,9 +48,8 @@ def with_rows_computed(
         ``graph`` itself where there is nothing to compute, where that would take too much memory,
         or where an array is an `np.memmap`, which is to stay on disk.
     """
-    leaves: dict[
-        Variable, set[Variable]
-    ] = {}  # of what constants determine: the large ones among them
+    # of what constants determine: the large ones among them
+    leaves: dict[Variable, set[Variable]] = {}
     found = {}  # the same, where it has rows in front
     nodes = toposort([graph], [])
     for node in nodes:

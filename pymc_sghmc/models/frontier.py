@@ -16,13 +16,13 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import AdvancedSubtensor
 
 from pymc_sghmc.compat import ancestors
-from pymc_sghmc.models.row_axes import Place
+from pymc_sghmc.models.row_axes import RowAxis
 
 __all__ = ["frontier", "is_multiple", "shared_zetas"]
 
 
 def frontier(
-    graph: Variable, axes: Mapping[Variable, Place], fixed: Mapping[Variable, bool]
+    graph: Variable, axes: Mapping[Variable, RowAxis], fixed: Mapping[Variable, bool]
 ) -> tuple[list[Variable], list[Variable]] | None:
     """Go from ℓ towards the unknowns as far as need be: ζ by row, and ζ that all rows share."""
     by_row = []

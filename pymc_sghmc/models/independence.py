@@ -152,12 +152,13 @@ def not_sliceable(model: Model, name: str, n_rows: int, reason: str | Exception)
             f"a number for which there is no entry ({first_line}). Numbers count from 0: give the "
             "parameter one entry more than the largest number."
         )
+    source = "PyTensor says" if isinstance(reason, Exception) else "What was seen"
     return ValueError(
         f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows.{hint} Put "
         "the rows of all its data on the leading axis, in the same order; put constants that the "
         "model transposes or repeats into pm.Data; replace hard-coded row counts (tile, repeat, "
         f"scan) by shapes; or use NUTS.{_same_length(model, name, n_rows)} "
-        f"({'PyTensor says' if isinstance(reason, Exception) else 'What was seen'}: {first_line})"
+        f"({source}: {first_line})"
     )
 
 

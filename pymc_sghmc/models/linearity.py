@@ -82,7 +82,9 @@ def simplified(graph: Variable, fixed: dict[Variable, bool]) -> Variable:
         linear = [v for v in inputs if fixed.get(v)]
         if moves and _picks(node):
             x, rows, *column = inputs
-            outputs = [_picked_first(_column(x, *column, fixed) if column else x, rows, fixed)]  # type: ignore[call-arg]
+            for k in column:  # one at most
+                x = _column(x, k, fixed)
+            outputs = [_picked_first(x, rows, fixed)]
         elif moves and node.op == pt.add and len(linear) > 1:
             outputs = [pt.add(pt.add(*linear), *(v for v in inputs if v not in linear))]
         elif any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):

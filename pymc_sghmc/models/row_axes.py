@@ -32,7 +32,7 @@ from pymc_sghmc.compat import (
     toposort,
 )
 
-__all__ = ["MIXED", "Place", "row_axes"]
+__all__ = ["MIXED", "RowAxis", "row_axes"]
 
 # What the leading axis of a variable's rows is called where it is none: the number of rows, the
 # row indices 0, 1, ..., and what mixes rows or may do so.
@@ -40,10 +40,12 @@ LENGTH = "length"
 POSITIONS = "positions"
 MIXED = "mixed"
 
-Place = int | str | None  # where rows lie: an axis, one of these words, or nowhere
+RowAxis = int | str | None  # where rows lie: an axis, one of these words, or nowhere
 
 
-def row_axes(graphs: Sequence[Variable], axes: Mapping[Variable, Place]) -> dict[Variable, Place]:
+def row_axes(
+    graphs: Sequence[Variable], axes: Mapping[Variable, RowAxis]
+) -> dict[Variable, RowAxis]:
     """Find on which axis the rows lie, for all variables that depend on some that have rows."""
     axes = dict(axes)
     for node in toposort(graphs, list(axes)):
@@ -54,7 +56,7 @@ def row_axes(graphs: Sequence[Variable], axes: Mapping[Variable, Place]) -> dict
     return axes
 
 
-def _row_axis(node: Apply, found: Sequence[Place], axes: Mapping[Variable, Place]) -> Place:
+def _row_axis(node: Apply, found: Sequence[RowAxis], axes: Mapping[Variable, RowAxis]) -> RowAxis:
     """Where an operation puts the rows that it gets on the axes ``found``."""
     op = node.op
     inputs = node.inputs
@@ -116,13 +118,13 @@ def _row_axis(node: Apply, found: Sequence[Place], axes: Mapping[Variable, Place
     return MIXED
 
 
-def _aligned(inputs: Sequence[Variable], found: Sequence[Place], axis: int) -> bool:
+def _aligned(inputs: Sequence[Variable], found: Sequence[RowAxis], axis: int) -> bool:
     """Whether what has no rows is broadcast along them."""
     pairs = zip(inputs, found, strict=True)
     return all(f is not None or v.type.broadcastable[axis] for v, f in pairs)
 
 
-def _picked(node: Apply, found: Sequence[Place], axis: int) -> Place:
+def _picked(node: Apply, found: Sequence[RowAxis], axis: int) -> RowAxis:
     """``x[i, j]`` with indices by row: of what all rows share, or of each row with i = 0, 1, ..."""
     op, (_, *indices), (of, *by) = node.op, node.inputs, found
     integers = (isinstance(i.type, TensorType) and i.dtype in integer_dtypes for i in indices)
@@ -147,7 +149,9 @@ def _picked(node: Apply, found: Sequence[Place], axis: int) -> Place:
     return place if not others and all(alone) else MIXED
 
 
-def _without_rows(node: Apply, found: Sequence[Place], axes: Mapping[Variable, Place]) -> Place:
+def _without_rows(
+    node: Apply, found: Sequence[RowAxis], axes: Mapping[Variable, RowAxis]
+) -> RowAxis:
     """Follow the number of rows and the row indices, which only some operations may use."""
     op = node.op
     inputs = node.inputs

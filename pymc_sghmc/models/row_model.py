@@ -16,7 +16,7 @@ from pymc.model import Model
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sghmc.models.contract import Group, minibatch_log_density
+from pymc_sghmc.models.contract import BatchSize, Group, minibatch_log_density
 from pymc_sghmc.models.unknowns import Unknowns
 
 __all__ = ["Input", "RowLikelihood", "RowModel", "row_model"]
@@ -127,7 +127,7 @@ class RowModel:
 def row_model(
     model: Model,
     parameters: Unknowns,
-    batch_size: int | Mapping[str, int] | str | None,
+    batch_size: BatchSize,
     point: Mapping[str, Any],
     data: Mapping[str, Any] | None = None,
     n_rows: int | None = None,

@@ -49,9 +49,8 @@ class Cut(NamedTuple):
     cotangent: Any  # c = ∂ℓ/∂ζ of each row, (n, ...)
     size: int  # numbers in c of one row
     fixed: bool  # whether ∂ζ/∂θ is the same at every θ
-    through: Sequence[
-        TensorVariable
-    ] = ()  # of all cuts of a group: what rows share, by way of which they see unknowns
+    # of all cuts of a group: what rows share, by way of which they see unknowns
+    through: Sequence[TensorVariable] = ()
 
     @property
     def shared(self) -> bool:
@@ -67,9 +66,8 @@ class Cut(NamedTuple):
 class RowTerms(NamedTuple):
     """What to remember of each row at the centre, and how to make use of it."""
 
-    terms: list[
-        TensorVariable
-    ]  # of each group of rows (n, 1 + numbers): ℓ, then the cotangents side by side
+    # of each group of rows (n, 1 + numbers): ℓ, then the cotangents side by side
+    terms: list[TensorVariable]
     variables: list[TensorVariable]
     cuts: list[list[Cut]]  # of each group, a list of Cut
 

@@ -34,9 +34,8 @@ class Minibatches(NamedTuple):
     """Several minibatches of the same arrays."""
 
     drawn: tuple[Array, ...]  # rows of all minibatches, (k, n) for each group that isn't used whole
-    whole: tuple[
-        Array | None, ...
-    ]  # for each group: all of its rows, (n,), or None where they are drawn
+    # for each group: all of its rows, (n,), or None where they are drawn
+    whole: tuple[Array | None, ...]
     arrays: tuple[Array, ...]
 
     def one(self, i: int) -> Minibatch:

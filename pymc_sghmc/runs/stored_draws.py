@@ -115,7 +115,8 @@ class _Draws(BackendArray):
 def _variable(draws: _Draws, dims: Sequence[str]) -> xr.Variable:
     """Return a variable that is read when it is asked for, and then kept."""
     lazy: Any = indexing.LazilyIndexedArray(draws)
-    kept: Any = indexing.MemoryCachedArray(indexing.CopyOnWriteArray(lazy))  # type: ignore[no-untyped-call]
+    copied: Any = indexing.CopyOnWriteArray(lazy)
+    kept: Any = indexing.MemoryCachedArray(copied)  # type: ignore[no-untyped-call]
     return xr.Variable(("chain", "draw", *dims), kept)
 
 

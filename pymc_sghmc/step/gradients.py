@@ -15,48 +15,44 @@ from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.hierarchy.centring import centring_of, not_an_effect
 from pymc_sghmc.hierarchy.clustered_rows import ClusterEffect
 from pymc_sghmc.hierarchy.rewrites import (
-    NO_REWRITING,
     Rewriting,
     advise_to_integrate_out,
     rewritten,
 )
-from pymc_sghmc.models.contract import ALL_ROWS
+from pymc_sghmc.models.contract import ALL_ROWS, BatchSize
 from pymc_sghmc.models.graphs import minibatch_outputs
-from pymc_sghmc.models.row_model import row_model
+from pymc_sghmc.models.row_model import RowModel, row_model
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.sources import Source, given_arrays
+from pymc_sghmc.step.warn import refuse_single_rows
 
-__all__ = ["gradients", "plain_gradient"]
+__all__ = ["gradients", "model_by_row"]
 
 
-def plain_gradient(
+def model_by_row(
     model: Model,
     unknowns: Unknowns,
-    batch_size: int | Mapping[str, int] | str | None = None,
-    initial_point: Mapping[str, Any] | None = None,
-    compile_kwargs: Mapping[str, Any] | None = None,
-    *,
-    data: Any = None,
-    replace: bool = True,
-    rewriting: Rewriting = NO_REWRITING,
-) -> MinibatchGradient:
-    """Make the gradient from the model's own rows, or from arrays or a loader given as ``data``.
+    batch_size: BatchSize,
+    point: Mapping[str, Any],
+    data: Any,
+    rewriting: Rewriting,
+) -> tuple[RowModel, Source | None]:
+    """Cut a model into rows, and find what yields these if they aren't in memory.
 
     Parameters
     ----------
     model : pm.Model
     unknowns : Unknowns
         What a position is made of.
-    batch_size, compile_kwargs, data, replace
+    batch_size, data
         As documented by the samplers.
-    initial_point : dict, optional
-        A point of the model; default: its own.
-    rewriting : Rewriting, optional
-        Which group effects to rewrite; default: none.
+    point : dict
+        A point of the model.
+    rewriting : Rewriting
+        Which group effects to rewrite.
     """
     if data is not None and batch_size is None:
         raise ValueError("data= holds rows for minibatches: pass a batch_size, too.")
-    point = model.initial_point() if initial_point is None else initial_point
     source = None
     arrays = None
     n_rows = None
@@ -68,8 +64,7 @@ def plain_gradient(
         arrays = given_arrays(model, data)
     integrated = tuple(effect.rv for effect in rewriting.integrated)
     rows = row_model(model, unknowns, batch_size, point, arrays, n_rows, integrated)
-    rows = rewritten(rows, model, rewriting)
-    return minibatch_gradient(rows, LogDensity(rows, compile_kwargs), source, replace)
+    return rewritten(rows, model, rewriting), source
 
 
 def gradients(
@@ -97,21 +92,17 @@ def gradients(
     """
     centring = given["centring"]
     may_centre = centring is not None and (isinstance(preconditioner, str) or centring != "auto")
-    rows = given["batch_size"]
-    if rows is None and effects and not minibatch_outputs([model.logp()]):
-        rows = ALL_ROWS  # groups are cut out of all data, too
-    plain = plain_gradient(
-        model,
-        unknowns,
-        rows,
-        point,
-        given["compile_kwargs"],
-        data=given["data"],
-        replace=given["replace"],
-        rewriting=Rewriting(
-            integrated=tuple(effects), recover=given["recover"], may_centre=may_centre
-        ),
+    batch_size = given["batch_size"]
+    if batch_size is None and effects and not minibatch_outputs([model.logp()]):
+        batch_size = ALL_ROWS  # groups are cut out of all data, too
+    rewriting = Rewriting(
+        integrated=tuple(effects), recover=given["recover"], may_centre=may_centre
     )
+    rows, source = model_by_row(model, unknowns, batch_size, point, given["data"], rewriting)
+    if isinstance(preconditioner, str):  # which is chosen by how rows differ
+        refuse_single_rows([g.batch_size for g in rows.groups if g.batch_size < g.n_rows])
+    density = LogDensity(rows, given["compile_kwargs"])
+    plain = minibatch_gradient(rows, density, source, given["replace"])
     if effects and plain.density.given_types and not given["recover"]:
         others = quoted(name for name, _ in plain.density.given_types)
         raise ValueError(

@@ -111,8 +111,6 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         effects, left = integrated_effects(model, given, point, self.vars)
         unknowns = Unknowns(left, point)
         preconditioner = checked_preconditioner(given["preconditioner"], unknowns.d, schedule)
-        if isinstance(preconditioner, str):  # automatic: before anything is compiled
-            refuse_single_rows([given["batch_size"]])
         gradient, expansions = gradients(model, unknowns, point, given, preconditioner, effects)
         self.unknowns = gradient.density.unknowns
         initial = gradient.density.from_model(self.unknowns.ravel(point))

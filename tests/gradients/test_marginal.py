@@ -12,6 +12,7 @@ from modes import QUIET
 from pymc.pytensorf import compile
 from scipy.special import expit, logsumexp
 from scipy.stats import multivariate_normal
+from targets import plain_gradient
 
 from pymc_sghmc import SGHMC, SGLD, recover_effects
 from pymc_sghmc.checks import unconstrained_point
@@ -26,7 +27,6 @@ from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.data import Minibatch
 from pymc_sghmc.step import log
-from pymc_sghmc.step.gradients import plain_gradient
 from pymc_sghmc.tuning.noise_around import noise_at_edge
 
 GROUPS, N = 12, 60

@@ -7,13 +7,12 @@ import pandas as pd
 import pytest
 
 from modes import FAST
-from targets import by_way_of_the_model, log_density
+from targets import by_way_of_the_model, log_density, plain_gradient
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
-from pymc_sghmc.step.gradients import plain_gradient
 
 bambi = pytest.importorskip("bambi", reason="Bambi isn't installed")
 

@@ -6,13 +6,12 @@ import pytensor.tensor as pt
 import pytest
 
 from modes import FAST
-from targets import by_way_of_the_model, log_density
+from targets import by_way_of_the_model, log_density, plain_gradient
 
 from pymc_sghmc.compat import ancestors
 from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
-from pymc_sghmc.step.gradients import plain_gradient
 
 G, N = 5, 30
 rng = np.random.default_rng(8)

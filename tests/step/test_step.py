@@ -263,6 +263,7 @@ def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(mo
         ({"target_bias": 0}, "target_bias=0: must be a number between 0 and 1"),
         ({"gradient": "control_variates", "batch_size": 60}, "uses all data and has no noise"),
         ({"learning_rate": "auto", "batch_size": 1}, "batch_size=1: raise it"),
+        ({"learning_rate": "auto", "batch_size": {"y": 1}}, "batch_size=1: raise it"),
         ({"preconditioner": np.ones(2)}, r"preconditioner has shape \(2,\).*shape \(3,\)"),
         ({"preconditioner": [1.0, -1.0, 1.0]}, "preconditioner: all entries must be finite"),
         ({"preconditioner": np.full((3, 3), 1.0)}, "preconditioner: the matrix must be symmetric"),
@@ -274,6 +275,13 @@ def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(mo
 def test_bad_argument_is_refused_by_name(model, sampler, settings, message):
     with pytest.raises(ValueError, match=message):
         build(sampler, model, **settings)
+
+
+def test_a_single_row_that_is_all_of_the_data_is_no_minibatch():
+    with pm.Model():
+        pm.Normal("y", pm.Normal("mu"), 1, observed=[0.3])
+        step = SGHMC(batch_size=1, compile_kwargs={"mode": "FAST_COMPILE"})
+    assert step.tuner.gradient.is_exact
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pymc as pm
 import pytest
 
 from modes import FAST, QUIET, C
+from targets import plain_gradient
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.metric import Diagonal
@@ -13,7 +14,6 @@ from pymc_sghmc.hierarchy import centring_weights
 from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
-from pymc_sghmc.step.gradients import plain_gradient
 from pymc_sghmc.tuning import budget, noise_around, posterior_fit, setup
 from pymc_sghmc.tuning.curvature import CountedPasses, extreme_curvatures
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
