@@ -66,6 +66,7 @@ __all__ = [
     "SymbolicOp",
     "add_end_of_run_check",
     "add_trigamma_to_numba",
+    "adds_to_rows",
     "ancestors",
     "index_entries",
     "indexes_leading_axes",
@@ -293,6 +294,15 @@ def is_row_selection(variable: Variable) -> bool:
         and node.inputs[1].type.ndim == 1
         and indexes_leading_axes(node)
     )
+
+
+def adds_to_rows(node: Any) -> bool:
+    """Whether a node adds to chosen rows of an array by PyTensor 2's operation for it.
+
+    In Python that operation takes a single row for a broadcast one and refuses it. With PyMC 5's
+    end, delete this.
+    """
+    return type(node.op).__name__ == "AdvancedIncSubtensor1" and not node.op.set_instead_of_inc
 
 
 def indexes_leading_axes(node: Apply) -> bool:

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc.pytensorf import compile, join_nonshared_inputs, rewrite_pregrad
+from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
 from pytensor.gradient import NullTypeGradError
 from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.compat import ancestors
 from pymc_sghmc.loops.backends import shared_values
+from pymc_sghmc.loops.numpy_mode import compile_for_many_rows
 from pymc_sghmc.models.jumps import conditional_unknowns
 from pymc_sghmc.models.row_model import RowModel
 from pymc_sghmc.protocols import Array
@@ -141,7 +142,7 @@ class LogDensity:
         self, inputs: Sequence[pt.TensorVariable], outputs: Sequence[pt.TensorVariable]
     ) -> Callable[..., Any]:
         """Compile more of the graph in the same way; inputs are trusted to have their types."""
-        function = compile(inputs, outputs, **self.compile_kwargs)
+        function = compile_for_many_rows(inputs, outputs, self.compile_kwargs)
         function.trust_input = True
         return function
 

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from pytensor import config
 from pytensor.compile.mode import get_mode
+from pytensor.link.vm import VMLinker
 
 from pymc_sghmc.protocols import Array
 
@@ -19,6 +21,8 @@ __all__ = [
     "FetchedRows",
     "Loop",
     "LoopResult",
+    "fastest_mode",
+    "is_compiled_by_default",
     "is_jax",
     "is_numba",
     "loop_around",
@@ -88,6 +92,24 @@ class Loop(Protocol):
 def is_numba(mode: Any) -> bool:
     """Whether a PyTensor mode, or the default for None, compiles with Numba."""
     return type(get_mode(mode).linker).__name__ == "NumbaLinker"
+
+
+def is_compiled_by_default() -> bool:
+    """Whether PyTensor compiles to machine code where nobody has chosen a mode."""
+    default = get_mode(None)
+    in_c = isinstance(default.linker, VMLinker) and default.linker.c_thunks is not False
+    return is_numba(None) or (in_c and bool(config.cxx))
+
+
+def fastest_mode(mode: Any) -> Any:
+    """Return the mode to compile inner steps in: Numba's, unless somebody has chosen another.
+
+    With PyTensor 2 (PyMC 5.28) the default compiles each operation with C, which takes as long, and
+    leaves the loop around the steps to Python. With PyMC 5's end, delete this.
+    """
+    if mode is None and is_compiled_by_default():
+        return "NUMBA"
+    return mode
 
 
 def is_jax(mode: Any) -> bool:

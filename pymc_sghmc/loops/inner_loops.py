@@ -13,7 +13,7 @@ import numpy as np
 from pymc.pytensorf import compile
 
 from pymc_sghmc.exceptions import NonFinite
-from pymc_sghmc.loops.backends import CompiledStep, is_numba, loop_around
+from pymc_sghmc.loops.backends import CompiledStep, fastest_mode, is_numba, loop_around
 from pymc_sghmc.loops.normals import MANY, standard_normals
 from pymc_sghmc.loops.tracing import NotTraceable, coordinate_arrays, traced_step
 from pymc_sghmc.protocols import Array, Generator, Minibatches, Target, Update
@@ -104,11 +104,12 @@ class InnerLoop:
         self.dtype = state.position.dtype
         self.setting_names = tuple(settings)
         traced = traced_step(update, state, target, settings, with_logp)
-        if is_numba(compile_kwargs.get("mode")):
+        mode = fastest_mode(compile_kwargs.get("mode"))
+        if is_numba(mode):
             traced = traced.with_fetched_rows(self.dtype)
         self.n_normals = traced.n_normals
         self.has_logp = traced.has_logp
-        options = {"on_unused_input": "ignore", **compile_kwargs}
+        options = {"on_unused_input": "ignore", **compile_kwargs, "mode": mode}
         function = compile(traced.inputs, traced.outputs, **options)
         function.trust_input = True
         self.step = CompiledStep(

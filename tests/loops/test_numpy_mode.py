@@ -1,0 +1,131 @@
+"""Functions of many rows in NumPy's loops say what compiled ones say, and compile nothing."""
+
+import pickle
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from pymc.pytensorf import compile as compile_plainly
+from pytensor import config
+from pytensor.compile.mode import Mode, get_mode
+from pytensor.link.vm import VMLinker
+from targets import gradient_of
+
+from pymc_sghmc.loops.numpy_mode import compile_for_many_rows
+
+X = np.array([-40.0, -3.0, -0.7, -1e-9, 1e-9, 0.4, 2.5, 37.0])
+POSITIVE = np.abs(X) + 0.01
+IN_PYTHON = Mode(linker="py", optimizer="fast_run")
+
+ELEMENTWISE = {
+    "softplus": (pt.softplus, X),
+    "log1mexp": (lambda x: pt.log1mexp(x), -POSITIVE),
+    "trigamma": (pt.tri_gamma, np.concatenate([POSITIVE, -POSITIVE - 0.3])),
+    "clip": (lambda x: pt.clip(x, -1, 2), X),
+    "second": (lambda x: pt.second(x, pt.as_tensor(3.0)), X),
+    "cast": (lambda x: pt.cast(x, "float32"), X),
+    "sum of many": (lambda x: pt.add(x, x**2, pt.exp(-(x**2)), pt.sin(x)), X),
+    "product of many": (lambda x: pt.mul(x, pt.cos(x), pt.exp(-(x**2)), x + 1), X),
+    "sigmoid": (pt.sigmoid, X),
+    "log Gamma": (pt.gammaln, POSITIVE),
+    "digamma": (pt.digamma, POSITIVE),
+}
+
+
+@pytest.fixture(autouse=True)
+def default_mode():
+    """PyTensor's own default, and not the one that is quick to compile."""
+    with config.change_flags(mode="Mode"):
+        yield
+
+
+def in_numpy(x, y):
+    return compile_for_many_rows([x], y, {})
+
+
+def is_in_numpy(function):
+    linker = function.maker.linker
+    return isinstance(linker, VMLinker) and linker.c_thunks is False
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise_operations(name):
+    operation, values = ELEMENTWISE[name]
+    x = pt.vector("x", dtype="float64")
+    y = operation(x)
+    found = in_numpy(x, y)
+    assert is_in_numpy(found)
+    expected = compile_plainly([x], y, mode="FAST_COMPILE")(values)
+    tolerance = 1e-6 if y.dtype == "float32" else 1e-11
+    np.testing.assert_allclose(found(values), expected, rtol=tolerance, atol=1e-300)
+    assert found(values).dtype == y.dtype
+
+
+@pytest.mark.parametrize("rows", [[0], [2, 2, 5], []])
+def test_adding_to_chosen_rows(rows):
+    """The gradient of a group's effects; a single row, too, which PyTensor 2 refuses."""
+    effects = pt.vector("effects", dtype="float64")
+    numbers = pt.lvector("numbers")
+    total = pt.grad((effects[numbers] ** 2).sum(), effects)
+    function = compile_for_many_rows([effects, numbers], total, {})
+    assert is_in_numpy(function)
+    values = np.arange(1.0, 8.0)
+    expected = 2 * values * np.bincount(rows, minlength=7)
+    np.testing.assert_allclose(function(values, np.array(rows, dtype=np.int64)), expected)
+
+
+def test_a_mode_that_somebody_chose_is_kept():
+    x = pt.vector("x")
+    function = compile_for_many_rows([x], pt.exp(x), {"mode": IN_PYTHON})
+    assert not is_in_numpy(function)
+    with config.change_flags(mode="NUMBA"):
+        function = compile_for_many_rows([x], pt.exp(x), {"mode": "FAST_COMPILE"})
+    assert get_mode("FAST_COMPILE").linker is function.maker.mode.linker
+
+
+def test_what_numpy_would_do_number_by_number_is_compiled():
+    x = pt.vector("x", dtype="float64")
+    y = pt.gammaincc(pt.as_tensor(2.0), x)
+    slope = pt.grad(pt.gammainc(x, pt.as_tensor(1.5)).sum(), x)
+    function = compile_for_many_rows([x], [y, slope], {})
+    assert not is_in_numpy(function)
+    assert np.isfinite(function(POSITIVE)).all()
+
+
+def test_functions_can_be_pickled():
+    x = pt.vector("x", dtype="float64")
+    function = in_numpy(x, pt.softplus(x) + pt.clip(x, 0, 1))
+    again = pickle.loads(pickle.dumps(function))
+    np.testing.assert_array_equal(again(X), function(X))
+
+
+def test_inputs_stay_as_they_are():
+    x = pt.vector("x", dtype="float64")
+    function = in_numpy(x, [pt.second(x, x), pt.cast(x, "float64"), pt.inc_subtensor(x[:2], 1.0)])
+    given = X.copy()
+    for result in function(given):
+        result += 7.0
+    np.testing.assert_array_equal(given, X)
+
+
+def test_log_densities_say_what_compiled_ones_say():
+    rng = np.random.default_rng(1)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1, shape=3)
+        alpha = pm.Exponential("alpha", 1)
+        tau = pm.HalfNormal("tau", 1)
+        u = pm.Normal("u", 0, tau, shape=5)
+        x = rng.standard_normal((60, 3))
+        eta = pm.math.dot(x, mu) + u[rng.integers(5, size=60)]
+        pm.NegativeBinomial("y", mu=pm.math.exp(eta), alpha=alpha, observed=rng.poisson(2, 60))
+    loops = gradient_of(model, 20, compile_kwargs=None)
+    plain = gradient_of(model, 20, compile_kwargs={"mode": IN_PYTHON})
+    assert is_in_numpy(loops.density.function)
+    assert not is_in_numpy(plain.density.function)
+    position = 0.3 * rng.standard_normal(10)
+    logp, gradient = loops.passes.log_density(position)
+    expected, slopes = plain.passes.log_density(position)
+    assert logp == pytest.approx(expected, rel=1e-12)
+    np.testing.assert_allclose(gradient, slopes, rtol=1e-9, atol=1e-9)
