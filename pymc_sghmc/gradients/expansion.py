@@ -5,17 +5,17 @@ Knows densities and rows, no minibatches of a chain.
 
 import math
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from numpy.typing import DTypeLike
-from scipy.sparse import issparse
+from scipy.sparse import csr_array, issparse
 
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.density import LogDensity
-from pymc_sghmc.gradients.jacobians import Full, MakeSparse, Sparse
+from pymc_sghmc.gradients.likelihood_hessian import SecondDerivatives
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory
@@ -96,7 +96,7 @@ def expand(gradient: "SecondOrder", centre: Array, metric: Metric) -> tuple[Expa
                 dc[:, p], dzeta[:, p] = _differences(there, here, q.m)
             C = C + fitted(dc - dzeta @ C, dzeta)
             left = np.nan_to_num(dc - dzeta @ C, posinf=0.0, neginf=0.0)
-            J = _jacobian(gradient, k, centre, metric, inputs)
+            J = gradient.jacobian(k, inputs)
             spread = J.spread(metric)
             leverages[k][rows] = np.sqrt(np.einsum("npa,nab,npb->n", left, spread, left))
             logp += float(log_likelihood.sum())
@@ -105,47 +105,37 @@ def expand(gradient: "SecondOrder", centre: Array, metric: Metric) -> tuple[Expa
             b = c - np.einsum("nab,nb->na", C, zeta)
             a = log_likelihood - 0.5 * ((b + c) * zeta).sum(axis=1)
             tables[k][rows] = q.table(a, b, C)
-    hessian = _arrays_of(hessian, dtype)
+    hessian = _arrays_of(hessian, gradient.has_sparse_hessian, dtype)
     if not (np.isfinite(logp) and np.isfinite(slope).all() and np.isfinite(hessian[0]).all()):
         raise NonFinite(position, slope, logp)
     order = ByLeverage(data, leverages)
     found = Expansion(position, np.asarray(logp), slope.astype(dtype), hessian, order, tables)
-    return found, 2.0 + len(probes) + J.n_points
+    return found, 2.0 + len(probes) + J.n_positions
 
 
-def _arrays_of(hessian: Any, dtype: DTypeLike) -> tuple[Array, ...]:
+def _arrays_of(hessian: Any, is_sparse: bool, dtype: DTypeLike) -> tuple[Array, ...]:
     """Return the arrays of a matrix: one, or three of compressed sparse rows."""
-    if issparse(hessian):
+    if is_sparse:
+        hessian = csr_array(hessian)
         return hessian.data.astype(dtype), *map(np.int32, (hessian.indices, hessian.indptr))
-    return (hessian.astype(dtype),)
+    full = hessian.toarray() if issparse(hessian) else hessian
+    return (full.astype(dtype),)
 
 
-def fits(
-    jacobian: MakeSparse,
-    zetas: Callable[..., Any],
-    density: LogDensity,
-    data: InMemory,
-) -> bool:
-    """Whether all rows depend on as few unknowns as a sparse Jacobian holds.
+def fits(derivatives: SecondDerivatives, density: LogDensity, data: InMemory) -> bool:
+    """Whether derivatives of all rows can be found, and are few for each.
 
     Parameters
     ----------
-    jacobian : callable
-        As of `SecondOrder`, for `Sparse`.
-    zetas : callable
+    derivatives : SecondDerivatives
     density : LogDensity
     data : InMemory
     """
     for chunk in data.chunks():
         for rows in np.array_split(chunk.rows, math.ceil(chunk.rows.size / FITTED_ROWS)):
             inputs = (*data.part(chunk.group, rows).rows, *chunk.arrays, *density.given)
-
-            def of_rows(
-                point: Array, inputs: tuple[Any, ...] = inputs, k: int = chunk.group
-            ) -> Array:
-                return zetas(point.astype(density.dtype), *inputs)[k].astype(float)
-
-            if not jacobian(of_rows, np.zeros(density.d), np.ones(density.d)).is_right():
+            found = derivatives.jacobian(density, chunk.group, inputs)
+            if found is None or not found.is_sparse:
                 return False
     return True
 
@@ -159,7 +149,7 @@ def is_right(gradient: "SecondOrder", centre: Array, metric: Metric) -> bool:
     shift = metric.to_theta(np.random.default_rng(1).standard_normal(centre.size))
     tolerance = np.finfo(dtype).eps ** 0.25
     for rows, inputs, k in _blocks(gradient, CHECKED_ROWS):
-        J = _jacobian(gradient, k, centre, metric, inputs)
+        J = gradient.jacobian(k, inputs)
         spread = J.spread(metric)
         for point in (centre - shift, centre + 0.7 * shift):
             point = point.astype(dtype)
@@ -178,14 +168,13 @@ def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metr
     d = gradient.density.d
     n_groups = len(gradient.quadratics)
     dtype = gradient.density.dtype
-    centre = anchor.centre.astype(float)
     squares, sums = np.zeros((2, len(points), n_groups, d))
     with np.errstate(all="ignore"):
         for rows, inputs, k in _blocks(gradient):
             q = gradient.quadratics[k]
             table = anchor.tables[k][rows].astype(float)
             C = q.symmetric(table[:, 1 + q.m :])
-            J = _jacobian(gradient, k, centre, coordinates, inputs)
+            J = gradient.jacobian(k, inputs)
             rarity = anchor.order.pools[k].size / anchor.order.counts[k][rows]
             for p, point in enumerate(points):
                 there = gradient.first(point.astype(dtype), *inputs)[k].astype(float)
@@ -228,18 +217,6 @@ def _differences(there: Array, here: Array, m: int) -> Array:
         .reshape(-1, 2, m)
         .swapaxes(0, 1)
     )
-
-
-def _jacobian(
-    gradient: "SecondOrder", k: int, centre: Array, coordinates: Metric, inputs: tuple[Any, ...]
-) -> Full | Sparse:
-    """∂ζ/∂θ of some rows of a group."""
-    dtype = gradient.density.dtype
-
-    def zetas(point: Array) -> Array:
-        return gradient.zetas(point.astype(dtype), *inputs)[k].astype(float)
-
-    return gradient.jacobian(zetas, centre, coordinates.sds())
 
 
 def fitted(left: Array, dzeta: Array) -> Array:

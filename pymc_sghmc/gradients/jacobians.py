@@ -1,208 +1,229 @@
-"""Derivatives ∂ζ/∂θ of the linear predictors ζ of rows, where they are constant: full or sparse.
+"""Derivatives J = ∂ζ/∂θ of the linear predictors ζ of rows, where they are constant.
 
-Knows the functions of rows and their unknowns, no sampler and no way of finding a centre.
+Found from ζ at a few positions: of a group's effects a row sees one entry, and two positions tell
+which it is. Kept as a sparse matrix where most of it is zero. Knows the functions of rows and their
+parameters, no sampler and no way of finding a centre.
 """
 
 import math
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from scipy.sparse import bsr_array, csr_array
+from scipy.sparse import bsr_array, coo_array, csr_array
 
-from pymc_sghmc.gradients.metric import Dense, Metric
+from pymc_sghmc.gradients.metric import LowRank, Metric
 from pymc_sghmc.protocols import Array
 
-__all__ = ["Full", "MakeJacobian", "MakeSparse", "Sparse", "Zetas", "sparse"]
+__all__ = ["Jacobian", "Zetas", "jacobian"]
 
-FAR = 2.0**10  # sds: ζ is linear, and a long way has the smaller relative error of rounding
-FEW = 64  # entries of an unknown that are moved one by one, or columns of one
-ZERO = 1e-9  # of the largest derivative by a column, below which there is none
+FAR = 2.0**10  # of a step: ζ is linear, and a long way has the smaller relative error of rounding
+MANY = 1000  # parameters, above which ...
+MOST_POSITIONS = 300  # ... ζ is taken at so many at most
+FEW = 3  # entries, as many as there are positions that would find which of them a row sees
+ZERO = 1e-9  # of the largest derivative by an entry, below which there is none
+DENSE = 0.1  # share of the numbers in J that aren't zero, above which it is a full matrix
 
 Zetas = Callable[[Array], Array]  # ζ of some rows at a position, (n, m)
-MakeSparse = Callable[[Zetas, Array, Array], "Sparse"]  # of ζ, a centre and sds
-MakeJacobian = Callable[[Zetas, Array, Array], "Full | Sparse"]
 
 
-def sparse(shapes: Sequence[tuple[int, ...]]) -> MakeSparse | None:
-    """Return `Sparse` of the columns of which a row depends on one entry each, if there are such.
+class Jacobian:
+    """Derivatives of n rows with m numbers each by all d parameters.
 
     Parameters
     ----------
-    shapes : list of tuple
-        Of the unknowns, in the order of a position.
-
-    Returns
-    -------
-    callable or None
-        None where there would be too many columns.
-    """
-    found = []
-    start = 0
-    for shape in shapes:
-        size = math.prod(shape)
-        places = start + np.arange(size).reshape(shape)
-        start += size
-        if size <= FEW:
-            found += [place[None] for place in places.ravel()]
-            continue
-        groups = int(np.argmax(shape))  # other axes are several effects of each group
-        apart = np.moveaxis(places, groups, -1).reshape(-1, shape[groups])
-        if len(apart) > FEW:
-            return None
-        found += list(apart)
-    return partial(Sparse, columns=found)
-
-
-class Full:
-    """Derivatives of some rows by all unknowns, J of shape (n, m, d).
-
-    Parameters
-    ----------
-    zetas : callable
-        ζ of the rows at a position, (n, m).
-    centre : array of shape (d,)
-    sds : array of shape (d,)
-        Of the unknowns.
+    J : array or csr_array of shape (n·m, d)
+    m : int
+    n_positions : float
+        At which ζ was taken.
     """
 
-    def __init__(self, zetas: Zetas, centre: Array, sds: Array) -> None:
-        here = zetas(centre)
-        self.n_points = 1 + centre.size
-        self.J: Array = np.empty((*here.shape, centre.size))
-        for i, sd in enumerate(sds):
-            point = centre.copy()
-            point[i] += FAR * sd
-            self.J[:, :, i] = (zetas(point) - here) / (FAR * sd)
+    def __init__(self, J: Any, m: int, n_positions: float) -> None:
+        self.J = J
+        self.m = m
+        self.n_positions = n_positions
+        self.n, self.d = J.shape[0] // m, J.shape[1]
 
-    def hessian(self, C: Array) -> Array:
-        """Σ JᵀCJ with C of each row, (n, m, m)."""
-        d = self.J.shape[-1]
-        CJ = np.einsum("nab,nbd->nad", C, self.J)
-        return self.J.reshape(-1, d).T @ CJ.reshape(-1, d)
+    @property
+    def is_sparse(self) -> bool:
+        """Whether J is kept as a sparse matrix."""
+        return not isinstance(self.J, np.ndarray)
+
+    @property
+    def n_entries(self) -> int:
+        """Numbers in J that are kept."""
+        return int(self.J.nnz if self.is_sparse else self.J.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that J takes."""
+        return int(self.J.data.nbytes + self.J.indices.nbytes if self.is_sparse else self.J.nbytes)
+
+    def hessian(self, C: Array) -> Any:
+        """Σ JᵀCJ with C of each row, (n, m, m): an array or csr_array of shape (d, d)."""
+        product = self.J.T @ self._times(C)
+        return product.tocsr() if self.is_sparse else product
+
+    def diagonal(self, C: Array) -> Array:
+        """Diagonal of Σ JᵀCJ with C of each row, (n, m, m)."""
+        CJ = self._times(C)
+        return np.asarray((self.J.multiply(CJ) if self.is_sparse else self.J * CJ).sum(axis=0))
+
+    def _times(self, C: Array) -> Any:
+        """CJ, as J (n·m, d)."""
+        if self.is_sparse:
+            numbers = np.arange(self.n + 1)
+            shape = (self.n * self.m, self.n * self.m)
+            return bsr_array((C, numbers[:-1], numbers), shape=shape).tocsr() @ self.J
+        if self.m == 1:
+            return C.reshape(-1, 1) * self.J
+        CJ = C @ self.J.reshape(self.n, self.m, self.d)
+        return CJ.reshape(self.J.shape)
 
     def total(self, c: Array) -> Array:
         """Σ Jᵀc with c of each row, (n, m)."""
-        return np.einsum("nad,na->d", self.J, c)
+        return self.J.T @ c.ravel()
 
     def spread(self, coordinates: Metric) -> Array:
         """Covariance of ζ of each row where θ = Lφ and that of φ is 1, (n, m, m)."""
-        d = self.J.shape[-1]
-        # one product for all rows: NumPy makes one for each where there is a third axis
-        JL = (self.J.reshape(-1, d) @ coordinates.matrix()).reshape(self.J.shape)
-        return np.einsum("nad,nbd->nab", JL, JL)
-
-    def squares(self, c: Array, coordinates: Metric, weights: Array) -> Array:
-        """Σ w (LᵀJᵀc)² with c and a weight w of each row."""
-        forces = np.einsum("nad,na->nd", self.J, c)
-        return weights @ np.square(forces @ coordinates.matrix())
-
-
-class Sparse:
-    """Derivatives of rows that depend on at most one parameter of each of some ``columns``.
-
-    With one number j of each of d unknowns ζ tells which it is that it depends on: moved together
-    they move it by J, and moved by j each by jJ.
-
-    Parameters
-    ----------
-    zetas, centre, sds
-        As of `Full`.
-    columns : list of array
-        Places of unknowns in a position.
-    """
-
-    def __init__(self, zetas: Zetas, centre: Array, sds: Array, columns: Sequence[Array]) -> None:
-        here = zetas(centre)
-        self._zetas = zetas
-        self._centre = centre
-        self._here = here
-        self._sds = FAR * sds
-        self.n_points = 1
-        self._columns = columns
-        self.places: Array = np.zeros((*here.shape, len(columns)), dtype=np.int64)
-        self.J: Array = np.zeros(self.places.shape)
-        for k, column in enumerate(columns):
-            one = self._moved(column, 1.0)
-            depends = np.abs(one) > ZERO * np.abs(one).max(initial=0.0)
-            place = np.zeros(one.shape, dtype=np.int64)
-            if column.size > 1:
-                numbers = np.arange(1.0, column.size + 1) / column.size
-                share = self._moved(column, numbers) / np.where(depends, one, 1.0)
-                place = np.clip(np.rint(share * column.size) - 1, 0, column.size - 1).astype(int)
-            self.places[..., k] = column[place]
-            self.J[..., k] = np.where(depends, one, 0.0) / self._sds[self.places[..., k]]
-
-    def _moved(self, column: Array, by: Array | float) -> Array:
-        point = self._centre.copy()
-        point[column] += by * self._sds[column]
-        self.n_points += 1
-        return self._zetas(point) - self._here
-
-    def is_right(self) -> bool:
-        """Whether rows depend on one unknown of each column at most, by a third number of each."""
-        rng = np.random.default_rng(0)
-        tolerance = np.finfo(self._here.dtype).eps ** 0.25
-        for k, column in enumerate(self._columns):
-            by = np.zeros(self._centre.size)
-            by[column] = rng.uniform(-1, 1, column.size)
-            moved = self._moved(column, by[column])
-            expected = (self.J[..., k] * self._sds[self.places[..., k]]) * by[self.places[..., k]]
-            if not np.abs(moved - expected).max(initial=0.0) <= tolerance * max(
-                np.abs(moved).max(initial=0.0), 1e-300
-            ):
-                return False
-        return True
-
-    def _by_row(self, c: Array) -> csr_array:
-        """Jᵀc of each row, (n, d)."""
-        n = len(self.J)
-        d = self._centre.size
-        ends = np.arange(n + 1) * self.places[0].size
-        entries = (self.J * c[..., None]).ravel(), self.places.ravel(), ends
-        return csr_array(entries, shape=(n, d))
-
-    def hessian(self, C: Array) -> csr_array:
-        """Σ JᵀCJ with C of each row, (n, m, m)."""
-        n, m, k = self.J.shape
-        ends = np.arange(n * m + 1) * k
-        shape = (n * m, self._centre.size)
-        J = csr_array((self.J.ravel(), self.places.ravel(), ends), shape=shape, copy=True)
-        J.eliminate_zeros()
-        blocks = bsr_array((C, np.arange(n), np.arange(n + 1)), shape=(n * m, n * m))
-        return (J.T @ (blocks.tocsr() @ J)).tocsr()
-
-    def total(self, c: Array) -> Array:
-        """Σ Jᵀc with c of each row, (n, m)."""
-        entries = (self.J * c[..., None]).ravel()
-        return np.bincount(self.places.ravel(), entries, minlength=self._centre.size)
-
-    def spread(self, coordinates: Metric) -> Array:
-        """Covariance of ζ of each row where θ = Lφ and that of φ is 1, (n, m, m)."""
-        if isinstance(coordinates, Dense):
-            JL = self.J[..., None, :] @ coordinates.factor[self.places]
-            JL = JL[..., 0, :]
+        if not self._has_few_directions(coordinates):
+            JL = (self.J @ coordinates.matrix()).reshape(self.n, self.m, self.d)
             return JL @ JL.swapaxes(1, 2)
         scales, U, c = coordinates.decomposed()  # type: ignore[attr-defined]
-        scaled = self.J * scales[self.places]
-        same = self.places[:, :, None] == self.places[:, None]
-        own = (same * scaled[:, :, None] * scaled[:, None]).sum(axis=-1)
-        along = np.einsum("nmk,rnmk->nmr", scaled, U[:, self.places])
+        scaled = csr_array(self.J * scales[None])
+        own = np.empty((self.n, self.m, self.m))
+        for i in range(self.m):
+            for j in range(i, self.m):
+                both = scaled[i :: self.m].multiply(scaled[j :: self.m]).sum(axis=1)
+                own[:, i, j] = own[:, j, i] = both
+        along = (scaled @ U.T).reshape(self.n, self.m, len(U))
         return own + along * (2 * c + np.square(c)) @ along.swapaxes(1, 2)
 
     def squares(self, c: Array, coordinates: Metric, weights: Array) -> Array:
         """Σ w (LᵀJᵀc)² with c and a weight w of each row."""
-        forces = self._by_row(c)
-        if isinstance(coordinates, Dense):
-            return weights @ np.square(forces @ coordinates.factor)
+        by_row = self._by_row(c)
+        if not self._has_few_directions(coordinates):
+            return weights @ np.square(by_row @ coordinates.matrix())
         scales, U, size = coordinates.decomposed()  # type: ignore[attr-defined]
-        forces = forces * scales[None]
-        forces = csr_array(forces)
-        forces.sum_duplicates()
+        forces = csr_array(by_row * scales[None])
         along = forces @ U.T  # (n, r)
         cU = size[:, None] * U
         both = (forces.T @ (weights[:, None] * along)).T  # (r, d)
         square = forces.power(2).T @ weights + 2 * (both * cU).sum(axis=0)
         return square + ((along.T @ (weights[:, None] * along)) @ cU * cU).sum(axis=0)
+
+    def _by_row(self, c: Array) -> Any:
+        """Jᵀc of each row, (n, d)."""
+        if not self.is_sparse:
+            return np.einsum("nad,na->nd", self.J.reshape(self.n, self.m, self.d), c)
+        ends = np.arange(self.n + 1) * self.m
+        shape = (self.n, self.n * self.m)
+        return csr_array((c.ravel(), np.arange(self.n * self.m), ends), shape=shape) @ self.J
+
+    def _has_few_directions(self, coordinates: Metric) -> bool:
+        """Whether the work grows with what J holds, and not with d²."""
+        return self.is_sparse and isinstance(coordinates, LowRank)
+
+
+def jacobian(zetas: Zetas, shapes: Sequence[tuple[int, ...]]) -> Jacobian | None:
+    """Find J of some rows from ζ at a few positions.
+
+    Moved together, the entries of which a row sees one move its ζ by J, and moved by j each by jJ,
+    which tells the entry.
+
+    Parameters
+    ----------
+    zetas : callable
+        ζ of the rows at a position, (n, m).
+    shapes : list of tuple
+        Of the parameters, in the order of a position.
+
+    Returns
+    -------
+    Jacobian or None
+        None if ζ isn't linear, or if it would take too many positions.
+    """
+    d = sum(map(math.prod, shapes))
+    probe = _Probe(zetas, d)
+    found: list[tuple[Array, Array, Array]] = []  # rows, columns and values
+    for column in _columns(shapes):
+        one_entry = probe.of_one_entry(column) if column.size > FEW else None
+        if one_entry is not None:
+            found.append(one_entry)
+            continue
+        if d > MANY and probe.n_positions + column.size > MOST_POSITIONS:
+            return None
+        for place in column:
+            values = probe.moved(place, 1.0) / FAR
+            rows = np.flatnonzero(values)
+            found.append((rows, np.full(rows.size, place), values[rows]))
+    rows, columns, values = map(np.concatenate, zip(*found, strict=True))
+    J: Any = coo_array((values, (rows, columns)), shape=(probe.here.size, d)).tocsr()
+    if not probe.agrees_with(J):
+        return None
+    if J.nnz > DENSE * probe.here.size * d:
+        J = J.toarray()
+    return Jacobian(J, probe.m, probe.n_positions)
+
+
+def _columns(shapes: Sequence[tuple[int, ...]]) -> Iterator[Array]:
+    """Yield places in a position of entries of which a row may see a single one."""
+    start = 0
+    for shape in shapes:
+        size = math.prod(shape)
+        places = start + np.arange(size).reshape(shape)
+        start += size
+        if not shape:
+            yield places.reshape(1)
+        elif size:
+            groups = int(np.argmax(shape))  # other axes are several effects of each group
+            yield from np.moveaxis(places, groups, -1).reshape(-1, shape[groups])
+
+
+class _Probe:
+    """Takes ζ at positions, beside that at zero, and counts them."""
+
+    def __init__(self, zetas: Zetas, d: int) -> None:
+        here = zetas(np.zeros(d))
+        self._zetas = zetas
+        self._d = d
+        self.m = here.shape[1]
+        self.here: Array = here.ravel()
+        self.exact = np.finfo(here.dtype).eps ** 0.5  # relative error of a ζ that is linear
+        self.n_positions = 1
+
+    def _at(self, position: Array) -> Array:
+        self.n_positions += 1
+        return self._zetas(position).ravel() - self.here
+
+    def moved(self, places: Any, by: Array | float) -> Array:
+        """Return by how much ζ changes, (n·m,)."""
+        position = np.zeros(self._d)
+        position[places] = FAR * by
+        return self._at(position).astype(float)
+
+    def of_one_entry(self, column: Array) -> tuple[Array, Array, Array] | None:
+        """Rows, columns and values of J if each row sees one of the entries at most."""
+        one = self.moved(column, 1.0)
+        size = np.abs(one).max(initial=0.0)
+        rows = np.flatnonzero(np.abs(one) > ZERO * size)
+        numbers = np.arange(1.0, column.size + 1) / column.size
+        share = self.moved(column, numbers)[rows] / one[rows]
+        place = np.nan_to_num(np.clip(np.rint(share * column.size) - 1, 0, column.size - 1))
+        place = place.astype(int)
+        by = np.random.default_rng(0).uniform(-1, 1, column.size)
+        expected = np.zeros(self.here.size)
+        expected[rows] = one[rows] * by[place]
+        off = np.abs(self.moved(column, by) - expected).max(initial=0.0)
+        if not off <= self.exact * size:
+            return None
+        return rows, column[place], one[rows] / FAR
+
+    def agrees_with(self, J: Any) -> bool:
+        """Whether J tells ζ in a direction that it wasn't found from."""
+        position = np.random.default_rng(1).standard_normal(self._d)
+        off = np.abs(self._at(position) - J @ position)
+        size = np.abs(J) @ np.abs(position) + np.abs(self.here)
+        return bool((off <= self.exact * size + 1e-300).all())

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.special import fdtri
 
 from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.likelihood_hessian import SecondDerivatives
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch
 
@@ -62,6 +63,7 @@ class Passes:
         self.density = density
         self.data = data
         self.order_is_checked = False
+        self.second_derivatives: SecondDerivatives | None = None  # where Hessians are exact
 
     def prior(self, position: Array) -> tuple[Array, Array]:
         """Log-density and gradient of all but the likelihoods that are cut into minibatches."""
@@ -115,6 +117,12 @@ class Passes:
         self, position: Array, subset: Sequence[Array] | None = None
     ) -> tuple[float, Array]:
         """Log-density and gradient from all rows, or from a subset of them."""
+        at_once = self.data.at_once(subset)
+        if at_once is not None:
+            minibatch, weights = at_once
+            one = np.ones((), dtype=self.density.weights_dtype)
+            logp, gradient = self.density(position, one, weights, *minibatch)
+            return float(logp), gradient
         prior = self.prior(position)
         likelihood = self.likelihood(position, subset)
         return float(prior[0]) + likelihood[0], prior[1] + likelihood[1]

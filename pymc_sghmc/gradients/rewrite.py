@@ -4,7 +4,7 @@ A step compiles a `RowModel` and doesn't know how it was rewritten. What a rewri
 chain is set up, runs or is stored, it does in these methods; the default of each is to do nothing.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,14 @@ from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.models.row_model import Input
 
-__all__ = ["Rewrite"]
+__all__ = ["MeanField", "Rewrite"]
+
+
+class MeanField(NamedTuple):
+    """A Gaussian with independent parameters."""
+
+    mean: np.ndarray  # (d,)
+    sds: np.ndarray
 
 
 class Rewrite:
@@ -35,9 +42,6 @@ class Rewrite:
     group_coefficients : dict of {str: slice}
         Parameters of which a row sees the entries of its own group alone, and where they lie in a
         position.
-    fitted : array or None
-        Mean of a Gaussian fit to the posterior, in the model's own coordinates, from which further
-        fits begin.
     """
 
     inputs: tuple[Input, ...] = ()
@@ -45,7 +49,6 @@ class Rewrite:
     changes_coordinates = False
     has_long_tails = False
     group_coefficients: dict[str, slice] = {}
-    fitted: np.ndarray | None = None
 
     def substitutions(self, position: TensorVariable) -> dict[TensorVariable, TensorVariable]:
         """Return what takes the place of variables that stand for functions of a position."""
@@ -61,6 +64,15 @@ class Rewrite:
     def from_model(self, position: np.ndarray) -> np.ndarray:
         """Return a position of the model's own coordinates in those of this rewrite."""
         return position
+
+    @property
+    def independent(self) -> MeanField | None:
+        """A Gaussian near the posterior, if one was fitted, from which further fits begin."""
+        return None
+
+    def taken_fit(self, start: np.ndarray) -> Any:
+        """Return a fit to the posterior that was made from this start, once; or None."""
+        return None
 
     def choose(
         self, gradient: MinibatchGradient, *points: np.ndarray | None

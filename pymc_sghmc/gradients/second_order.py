@@ -3,7 +3,7 @@
 Knows gradients and rows, no samplers and no way of finding a centre.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,12 @@ from pymc_sghmc.exceptions import NotApplicable
 from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.density import Graph, LogDensity
 from pymc_sghmc.gradients.expansion import expand, fits, is_right, noise_at
-from pymc_sghmc.gradients.jacobians import Full, MakeJacobian, sparse
+from pymc_sghmc.gradients.jacobians import Jacobian
+from pymc_sghmc.gradients.likelihood_hessian import SecondDerivatives, second_derivatives
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.loops.backends import is_jax
-from pymc_sghmc.models.row_slopes import RowSlopes, row_slopes
+from pymc_sghmc.models.row_slopes import RowSlopes
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory
 
@@ -29,6 +30,7 @@ __all__ = ["SecondOrder", "second_order"]
 
 MOST_UNKNOWNS = 1000  # of which a matrix is kept whole
 MOST_WORK = 3e11  # multiplications for the sum of all rows' slopes
+TRIED_ROWS = 1000  # of each group, by which that is told
 FEW_BYTES = 2**28  # that tables may have however small the data are
 
 
@@ -46,41 +48,39 @@ class SecondOrder(AroundExpansion):
     Parameters
     ----------
     gradient : MinibatchGradient
-    slopes : RowSlopes
-        Of its density's graph.
-    zetas : callable
-        ζ of rows, compiled.
-    jacobian : callable
-        `Full`, or `Sparse` of some columns.
+    derivatives : SecondDerivatives
+        Of its density, with their graphs.
+    has_sparse_hessian : bool
+        Whether the sum of all rows' slopes is kept as a sparse matrix.
     """
 
     def __init__(
         self,
         gradient: MinibatchGradient,
-        slopes: RowSlopes,
-        zetas: Callable[..., Any],
-        jacobian: MakeJacobian,
+        derivatives: SecondDerivatives,
+        has_sparse_hessian: bool,
     ) -> None:
+        slopes = derivatives.slopes
         self.density = gradient.density
         self.data = gradient.data
         self.passes = gradient.passes
         self.quadratics = slopes.quadratics
-        self.zetas = zetas
-        self.jacobian = jacobian
+        self.derivatives = derivatives
+        self.second = derivatives.second
+        self.has_sparse_hessian = has_sparse_hessian
         graph = self.density.graph
         tables = [
             pt.matrix(f"quadratics_{k}", dtype=graph.position.dtype)
             for k in range(len(slopes.cuts))
         ]
         logp, grad = _beside_quadratics(graph, slopes, tables)
-        outputs = graph.at_position([logp, grad, *slopes.first, *slopes.second], slopes.variables)
-        logp, grad, *by_row = outputs
+        logp, grad, *first = graph.at_position([logp, grad, *slopes.first], slopes.variables)
         own = graph.position
         centre = own.type("centre_of_control_variates")
         anchor = own.type("anchor")
         level = pt.dscalar("level")
         shift = own - centre
-        if jacobian is Full:
+        if not has_sparse_hessian:
             hessian = [pt.matrix("hessian", dtype=own.dtype)]
             slope = hessian[0] @ shift
         else:
@@ -94,22 +94,21 @@ class SecondOrder(AroundExpansion):
         inputs = [own, graph.prior_weight, *graph.row_weights, *graph.rows, *self._symbols[2]]
         inputs += [*graph.arrays, *graph.given]
         self._function = self.density.compiled(inputs, [logp, grad])
-        n = len(slopes.cuts)
-        self.first = self.density.row_function(by_row[:n])
-        self.second = self.density.row_function(by_row[n:])
+        self.first = self.density.row_function(first)
         self._one = np.ones((), dtype=self.density.weights_dtype)
         self.anchor = self._placed = None  # type: ignore[assignment]
 
     def is_right(self, centre: Array, metric: Metric) -> bool:
         """Whether what was cut from the model's graph is the model: if not, it isn't to be used."""
-        if self.jacobian is not Full and not fits(
-            self.jacobian,  # type: ignore[arg-type]
-            self.zetas,
-            self.density,
-            self.data,
-        ):
+        if self.has_sparse_hessian and not fits(self.derivatives, self.density, self.data):
             return False  # the data may have changed
         return is_right(self, centre, metric)
+
+    def jacobian(self, group: int, inputs: tuple[Any, ...]) -> Jacobian:
+        """∂ζ/∂θ of some rows of a group, by what functions of rows take of them."""
+        found = self.derivatives.jacobian(self.density, group, inputs)
+        assert found is not None  # as was seen when these control variates were made
+        return found
 
     def set_centre(self, centre: Array, metric: Metric) -> float:
         """Take θ̂, and a metric of the posterior's width; return the passes over all rows.
@@ -167,51 +166,48 @@ def second_order(gradient: MinibatchGradient) -> AroundExpansion:
     for rewrite in density.rewrites:
         if (own := rewrite.second_order(gradient)) is not None:
             return own
-    slopes = _slopes(density, gradient.data)
-    zetas = _zetas(density, slopes)
-    return SecondOrder(gradient, slopes, zetas, _jacobian(density, gradient.data, slopes, zetas))
-
-
-def _slopes(density: LogDensity, data: InMemory) -> RowSlopes:
-    """Cut the graph of the likelihood where rows see few linear functions of the parameters."""
-    graph = density.graph
-    batches = [group.batches for group in graph.model.groups]
-    slopes = row_slopes(graph.model.terms, graph.variables, batches, graph.model.point)
-    if slopes is None:
+    derivatives = gradient.passes.second_derivatives or second_derivatives(density)
+    if derivatives is None:
         raise NotApplicable(
             "rows don't depend on the parameters by way of few linear functions of them"
         )
-    sizes = [q.size for q in slopes.quadratics]
+    data = gradient.data
+    sizes = [quadratic.size for quadratic in derivatives.quadratics]
     memory = 8 * sum(n * size for n, size in zip(data.n_rows, sizes, strict=True))
     if memory > max(FEW_BYTES, sum(array.nbytes for array in data.arrays)):
         raise NotApplicable(f"it would take {memory / 1e9:.1f} GB beside the data")
-    return slopes
+    has_sparse_hessian = density.d > MOST_UNKNOWNS
+    if has_sparse_hessian:
+        _check_that_rows_see_few(density, data, derivatives)
+    elif _work(density, data, derivatives) > MOST_WORK:
+        raise NotApplicable("there are too many parameters to sum up the slopes of all rows")
+    return SecondOrder(gradient, derivatives, has_sparse_hessian)
 
 
-def _jacobian(
-    density: LogDensity, data: InMemory, slopes: RowSlopes, zetas: Callable[..., Any]
-) -> MakeJacobian:
-    """Return what makes derivatives of rows: full ones, or those of few parameters for each row."""
-    graph = density.graph
-    if density.d <= MOST_UNKNOWNS:
-        sizes = [quadratic.m for quadratic in slopes.quadratics]
-        work = density.d**2 * sum(n * m for n, m in zip(data.n_rows, sizes, strict=True))
-        if work > MOST_WORK:
-            raise NotApplicable("there are too many parameters to sum up the slopes of all rows")
-        return Full
+def _work(density: LogDensity, data: InMemory, derivatives: SecondDerivatives) -> float:
+    """Multiplications for the spread of all rows' ζ in a dense metric, by some of the rows."""
+    work = 0.0
+    for k, n_rows in enumerate(data.n_rows):
+        n_tried = min(n_rows, TRIED_ROWS)
+        rows = np.linspace(0, n_rows - 1, n_tried).astype(int)
+        inputs = (*data.part(k, rows).rows, *data.resident, *density.given)
+        found = derivatives.jacobian(density, k, inputs)
+        if found is None:
+            raise NotApplicable("the linear predictors of rows could not be told apart")
+        work += density.d * found.n_entries * n_rows / max(n_tried, 1)
+    return work
+
+
+def _check_that_rows_see_few(
+    density: LogDensity, data: InMemory, derivatives: SecondDerivatives
+) -> None:
+    """Refuse thousands of parameters of which each row doesn't see few alone."""
     if is_jax(density.compile_kwargs.get("mode")):
         raise NotApplicable(
             f"with more than {MOST_UNKNOWNS:,} parameters it needs products of sparse matrices, "
             "which JAX does not have"
         )
-    jacobian = sparse([np.shape(graph.model.point[v.name]) for v in graph.variables])
-    if jacobian is None or not fits(jacobian, zetas, density, data):
+    if not fits(derivatives, density, data):
         raise NotApplicable(
             f"with more than {MOST_UNKNOWNS:,} parameters a row must depend on few of them"
         )
-    return jacobian
-
-
-def _zetas(density: LogDensity, slopes: RowSlopes) -> Callable[..., Any]:
-    """Compile ζ of rows, (n, m), for each group."""
-    return density.row_function(density.graph.at_position(slopes.zetas, slopes.variables))

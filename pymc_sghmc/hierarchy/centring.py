@@ -16,11 +16,12 @@ from pymc.pytensorf import join_nonshared_inputs
 
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
-from pymc_sghmc.gradients.rewrite import Rewrite
-from pymc_sghmc.hierarchy.centring_weights import chosen_weights
+from pymc_sghmc.gradients.rewrite import MeanField, Rewrite
+from pymc_sghmc.hierarchy.centring_weights import ChosenWeights, chosen_weights
 from pymc_sghmc.hierarchy.reparametrisation import Reparametrised, reparametrised
 from pymc_sghmc.hierarchy.scaled_effects import ScaledEffect, scaled_effects
 from pymc_sghmc.models.row_model import Input, RowModel
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 
 __all__ = ["PartialCentring", "centring_of", "not_an_effect", "partially_centre"]
 
@@ -79,8 +80,6 @@ class PartialCentring(Rewrite):
         λ in use.
     is_free : bool
         Whether they are still to be chosen.
-    fitted : array or None
-        Mean of the Gaussian that they were chosen by, in the model's own coordinates.
     """
 
     changes_coordinates = True
@@ -100,7 +99,7 @@ class PartialCentring(Rewrite):
         self.as_written = np.repeat([effect.written for effect in effects], sizes)
         self.weights = self.as_written
         self.is_free = True
-        self.fitted: np.ndarray | None = None
+        self._fitted: ChosenWeights | None = None  # what they were chosen by
         self.inputs = (Input(weights, self.current_weights),)
         self._ways = (
             (written.to_model, written.variables),
@@ -138,9 +137,41 @@ class PartialCentring(Rewrite):
         if not self.is_free:
             return points
         own = [None if point is None else self.to_model(point) for point in points]
-        self.weights = chosen_weights(gradient, self, own[0])  # type: ignore[arg-type]
+        self._fitted = chosen_weights(gradient, self, own[0])  # type: ignore[arg-type]
+        self.weights = self._fitted.weights
         self.is_free = False
         return tuple(None if point is None else self.from_model(point) for point in own)
+
+    @property
+    def independent(self) -> MeanField | None:
+        """The Gaussian that λ was chosen by, in these coordinates."""
+        if self._fitted is None or self._fitted.independent is None:
+            return None
+        mean, sds = self._fitted.independent
+        return self.carried(MeanField(mean, sds))
+
+    def carried(self, unweighted: MeanField) -> MeanField:
+        """Return a Gaussian with independent parameters for λ = 0 in the coordinates in use."""
+        mean, sds = unweighted
+        moved = mean.copy()
+        effects = np.concatenate([np.r_[place] for place in self.group_coefficients.values()])
+        moved[effects] += sds[effects]  # with the scales where they are
+        weights = self.weights
+        self.weights = np.zeros_like(weights)
+        own = [self.to_model(point) for point in (mean, moved)]
+        self.weights = weights
+        here, there = [self.from_model(point).astype(float) for point in own]
+        sds = sds.copy()
+        sds[effects] = np.abs(there - here)[effects]
+        return MeanField(mean=here, sds=sds)
+
+    def taken_fit(self, start: np.ndarray) -> GaussianFit | None:
+        """Return the fit that was made when λ was chosen, if it began here; data may change."""
+        fitted = self._fitted
+        if fitted is None or fitted.start is None or not np.array_equal(start, fitted.start):
+            return None
+        self._fitted = fitted._replace(fit=None)
+        return fitted.fit
 
     def use(self, weights: Mapping[str, float]) -> None:
         """Take λ of these effects into use; others are as the model is written.

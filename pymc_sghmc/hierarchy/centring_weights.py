@@ -6,13 +6,15 @@ Knows passes over the data and a fit of a Gaussian, no models and no samplers.
 import math
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
+from pymc_sghmc.gradients.rewrite import MeanField
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.tuning.curvature import MAX_DENSE, CountedPasses
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.variational_fit import mean_field, variational_fit
 
 if TYPE_CHECKING:
@@ -25,7 +27,18 @@ N_PAIRS = 8  # of draws ±z from the fit
 TINY = 1e-12
 
 
-def chosen_weights(gradient: MinibatchGradient, centring: "PartialCentring", start: Array) -> Array:
+class ChosenWeights(NamedTuple):
+    """λ of all entries of all effects, and the fits that they were chosen by."""
+
+    weights: Array
+    independent: MeanField | None = None  # with λ = 0
+    start: Array | None = None  # where a fit with these weights began, in their coordinates, ...
+    fit: GaussianFit | None = None  # ... that converged
+
+
+def chosen_weights(
+    gradient: MinibatchGradient, centring: "PartialCentring", start: Array
+) -> ChosenWeights:
     """Choose λ of all entries of all effects.
 
     r is the curvature of an effect's likelihood over that of its prior, and λ = r/(1 + r). Both are
@@ -36,7 +49,7 @@ def chosen_weights(gradient: MinibatchGradient, centring: "PartialCentring", sta
     ----------
     gradient : MinibatchGradient
     centring : PartialCentring
-        Whose ``weights`` are changed on the way, and ``fitted`` is set.
+        Whose ``weights`` are changed on the way.
     start : array of shape (d,)
         Where the fit begins, in the model's own coordinates.
     """
@@ -44,20 +57,20 @@ def chosen_weights(gradient: MinibatchGradient, centring: "PartialCentring", sta
     counted = CountedPasses(gradient.passes)
     none = np.zeros_like(centring.as_written)
     centring.weights = none
-    fit = mean_field(counted, density.from_model(start).astype(float))
-    if fit is None:
-        return centring.as_written
-    centring.fitted = density.to_model(fit[0])
-    ratios, below = _ratios(counted, *fit, centring.group_coefficients.values())
-    weights_of_ratios = ratios / (1 + ratios)
+    independent = mean_field(counted, density.from_model(start).astype(float))
+    if independent is None:
+        return ChosenWeights(centring.as_written)
+    ratios, below = _ratios(counted, *independent, centring.group_coefficients.values())
+    by_ratios = ratios / (1 + ratios)
     if start.size > MAX_DENSE:
-        return weights_of_ratios
-    for weights in (weights_of_ratios, below * ratios / (1 + below * ratios), none):
+        return ChosenWeights(by_ratios, independent)
+    for weights in (by_ratios, below * ratios / (1 + below * ratios), none):
         centring.weights = weights
-        variational = variational_fit(counted, density.from_model(start).astype(float))
-        if variational is not None and variational.is_mode:
-            return weights
-    return weights_of_ratios
+        own_start = density.from_model(start).astype(float)
+        fit = variational_fit(counted, own_start, centring.carried(independent))
+        if fit is not None and fit.is_mode:
+            return ChosenWeights(weights, independent, own_start, fit)
+    return ChosenWeights(by_ratios, independent)
 
 
 def _ratios(
@@ -75,6 +88,11 @@ def _ratios(
     found: dict[tuple[int, int], list[Array]] = {(place.start, place.stop): [] for place in places}
     for z in (*half, *-half):
         point = mean + sds * z
+        exact = counted.likelihood_curvatures(point)
+        if exact is not None:
+            for start, stop in found:
+                found[start, stop].append(exact[start:stop])
+            continue
         here = counted.likelihood(point)
         for start, stop in found:
             # the diagonal; signs let what entries mean to each other cancel, if they do

@@ -146,7 +146,7 @@ def row_slopes(
     second = []
     for graph, cuts in zip(unchecked, groups, strict=True):
         m = sum(cut.size for cut in cuts)
-        if m > MAX_NUMBERS or not all(cut.fixed for cut in cuts):
+        if not 0 < m <= MAX_NUMBERS or not all(cut.fixed for cut in cuts):
             return None
         n = graph.shape[0]
         c = [cut.cotangent.reshape((n, cut.size)) for cut in cuts]

@@ -199,6 +199,27 @@ class InMemory:
                 chunk = np.arange(start, stop) if rows is None else rows[start:stop]
                 yield Chunk(0, k, chunk, n_rows / count, self.resident)
 
+    def at_once(
+        self, subset: Sequence[Array] | None = None
+    ) -> tuple[Minibatch, tuple[Array, ...]] | None:
+        """Return all rows or a subset that stands for them, with weights, if one chunk holds each.
+
+        Parameters
+        ----------
+        subset : tuple of arrays, optional
+            Numbers of rows at hand, for each group.
+
+        Returns
+        -------
+        (Minibatch, tuple of array) or None
+            Rows and weights of all groups.
+        """
+        counts = self.n_rows if subset is None else [rows.size for rows in subset]
+        if any(n > most for n, most in zip(counts, self._chunk_rows, strict=True)):
+            return None
+        rows = tuple([np.arange(n) for n in counts]) if subset is None else tuple(subset)
+        return Minibatch(rows, self.resident), self._uniform_weights(counts)
+
     def odd_values(self, minibatch: Minibatch | None = None) -> str:
         """Name missing or infinite values in the data of these rows, or of all; else return "".
 

@@ -119,6 +119,12 @@ class Streamed(InMemory):
             for start in range(0, n, step):
                 yield Chunk(window, 0, np.arange(start, min(start + step, n)), weight, arrays)
 
+    def at_once(
+        self, subset: Sequence[Array] | None = None
+    ) -> tuple[Minibatch, tuple[Array, ...]] | None:
+        """Return some rows at hand, see `InMemory.at_once`; all rows never are."""
+        return None if subset is None else super().at_once(subset)
+
     def _pass(self) -> Iterator[tuple[Array, ...]]:
         reader = Reader(self.source, self.names, 0)
         total = self.source.rows_per_pass

@@ -10,6 +10,7 @@ from pymc_sghmc.exceptions import NotApplicable
 from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.likelihood_hessian import second_derivatives
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient, minibatch_gradient
 from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.hierarchy.centring import centring_of, not_an_effect
@@ -103,6 +104,8 @@ def gradients(
         refuse_single_rows([g.batch_size for g in rows.groups if g.batch_size < g.n_rows])
     density = LogDensity(rows, given["compile_kwargs"])
     plain = minibatch_gradient(rows, density, source, given["replace"])
+    if not effects:  # whose rows are clusters
+        plain.passes.second_derivatives = second_derivatives(density)
     if effects and plain.density.given_types and not given["recover"]:
         others = quoted(name for name, _ in plain.density.given_types)
         raise ValueError(

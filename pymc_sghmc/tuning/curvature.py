@@ -1,4 +1,4 @@
-"""Curvature of a log-density, by differences of gradients, so that any model has it.
+"""Curvature of a log-density: exact where rows see linear predictors, by differences elsewhere.
 
 Passes over the data are counted, over a subset of the rows where they are many. Knows passes over
 the data and SciPy, no samplers and no fit.
@@ -6,13 +6,15 @@ the data and SciPy, no samplers and no fit.
 
 import math
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
+from pymc_sghmc.gradients.likelihood_hessian import LikelihoodHessian
 from pymc_sghmc.gradients.metric import Array, LowRank, Metric
 
 __all__ = [
@@ -37,6 +39,7 @@ MAX_DENSE = 1000  # above, d² numbers cost more than the gradient of a usual mi
 SUBSET_ROWS = 50_000  # that the optimiser works on first, and that curvatures are taken from
 ROWS_PER_EFFECT = 50  # of these, on average, as well
 FISHER_ROWS = 30_000  # at most, for the Fisher information: groups with few rows must come up
+PRODUCT_STEP = 1e-3  # of differences of gradients along one direction, in standard deviations
 N_SIGNS = 10  # random signs for the diagonal of a Hessian
 
 Rows = tuple[Array, ...] | None  # numbers of some rows of each likelihood; None: all
@@ -71,6 +74,12 @@ class CountedPasses:
                 for n in at_hand
             )
         self.n_rows = sum(data.n_rows)
+        self._exact: LikelihoodHessian | None = None
+
+    @property
+    def rows(self) -> tuple[Array, ...]:
+        """Numbers of the subset's rows, or of all rows, of each group."""
+        return self.subset or tuple(np.arange(n) for n in self.over.data.n_at_hand)
 
     def __call__(self, x: Array, rows: Rows) -> tuple[float, Array]:
         """Log-density and gradient at a point."""
@@ -83,6 +92,77 @@ class CountedPasses:
     def gradient(self, rows: Rows) -> Callable[[Array], Array]:
         """Return the gradient as a function of the point."""
         return lambda x: self(x, rows)[1]
+
+    def mean_hessian(self, points: Sequence[Array], shares: Sequence[Rows], factor: Array) -> Array:
+        """LᵀH̄L, H̄ the mean over some points of the Hessian of −log p, each on rows of its own.
+
+        Parameters
+        ----------
+        points : list of array of shape (d,)
+        shares : list of tuple of arrays or None
+            Rows that each point sees, among the subset's; None: all of these.
+        factor : array of shape (d, n)
+            L, whose columns are as long as the posterior is wide there.
+        """
+        with self._exact_hessian() as exact:
+            if exact is not None:
+                likelihood = exact.mean(points, self._rows_of(shares))
+                return factor.T @ (likelihood @ factor) + exact.prior(points, factor)
+        step = difference_step(self.dtype)
+        hessian = np.zeros((factor.shape[1], factor.shape[1]))
+        for point, share in zip(points, shares, strict=True):
+            hessian += hessian_by_differences(self.gradient(share), point, factor, step)
+        return hessian / len(points)
+
+    def hessian_product(
+        self, points: Sequence[Array], shares: Sequence[Rows]
+    ) -> Callable[[Array], Array]:
+        """Return H̄v for any v that is as long as the posterior is wide there.
+
+        See `mean_hessian`.
+        """
+        with self._exact_hessian() as exact:
+            if exact is not None:
+                likelihood = exact.mean(points, self._rows_of(shares))
+                of_prior = exact.prior_product(points)
+                return lambda v: likelihood @ v + of_prior(v)
+
+        def slopes(shift: Array | float) -> list[Array]:
+            pairs = zip(points, shares, strict=True)
+            return [self(point + shift, share)[1] for point, share in pairs]
+
+        here = slopes(0.0)
+
+        def product(v: Array) -> Array:
+            return np.mean(np.subtract(here, slopes(PRODUCT_STEP * v)), axis=0) / PRODUCT_STEP
+
+        return product
+
+    def likelihood_curvatures(self, x: Array) -> Array | None:
+        """Diagonal of the Hessian of −log-likelihood at a point; None where it isn't exact."""
+        with self._exact_hessian() as exact:
+            return None if exact is None else exact.diagonal(x)
+
+    def _rows_of(self, shares: Sequence[Rows]) -> list[tuple[Array, ...]]:
+        return [self.rows if share is None else share for share in shares]
+
+    @contextmanager
+    def _exact_hessian(self) -> Iterator[LikelihoodHessian | None]:
+        """Give what makes exact Hessians with the inputs of now, if anything; count its passes."""
+        second = self.over.second_derivatives
+        if second is None or self.dtype != np.float64:
+            yield None
+            return
+        before = 0.0
+        if self._exact is not None and self._exact.is_current():
+            before = self._exact.evaluations
+        else:
+            self._exact = LikelihoodHessian(second, self.over.density, self.over.data, self.rows)
+        try:
+            yield self._exact if self._exact.is_known else None
+        finally:
+            share = 1.0 if self.subset is None else sum(map(len, self.subset)) / self.n_rows
+            self.passes += (self._exact.evaluations - before) * share
 
     def likelihood(self, x: Array) -> Array:
         """Gradient of the log-likelihood alone, over the subset."""
@@ -121,10 +201,10 @@ def curvature(
     counted: CountedPasses, x: Array, factor: Array, step: float | None
 ) -> tuple[Array, Array]:
     """Eigenvalues and vectors of LᵀHL: at the point, or between ``step`` on both sides."""
-    gradient = counted.gradient(counted.subset)
     if step is None:
-        hessian = hessian_by_differences(gradient, x, factor, difference_step(counted.dtype))
+        hessian = counted.mean_hessian([x], [counted.subset], factor)
     else:
+        gradient = counted.gradient(counted.subset)
         columns = [(gradient(x - step * u) - gradient(x + step * u)) / 2 for u in factor.T]
         hessian = factor.T @ np.column_stack(columns) / step
     if not np.isfinite(hessian).all():
@@ -167,20 +247,17 @@ def _information(passes: Any, position: Array, rng: np.random.Generator) -> Arra
 
 
 def extreme_curvatures(
-    passes: Any, x: Array, metric: Metric, only_largest: bool = False
+    counted: CountedPasses, x: Array, metric: Metric, only_largest: bool = False
 ) -> Curvature:
-    """Extreme eigenvalues of LᵀHL, by Lanczos on differences of gradients.
+    """Extreme eigenvalues of LᵀHL, by Lanczos' method.
 
     The smallest is looked for where L has directions in which parameters depend on each other; else
     it is a guess. NaN where the gradient isn't finite around ``x``, or doesn't change at all.
     """
-    counted = CountedPasses(passes)
-    gradient = counted.gradient(counted.subset)
-    step = 1e-3
-    here = gradient(x)
+    of_theta = counted.hessian_product([x], [counted.subset])
 
     def product(z: Array) -> Array:
-        return metric.pull_back(here - gradient(x + step * metric.to_theta(z))) / step
+        return metric.pull_back(of_theta(metric.to_theta(z)))
 
     is_alone = only_largest or not isinstance(metric, LowRank)
     try:

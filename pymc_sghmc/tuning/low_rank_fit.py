@@ -12,6 +12,7 @@ import numpy as np
 from scipy.sparse.linalg import eigsh
 
 from pymc_sghmc.gradients.metric import Array, Diagonal, LowRank, Metric
+from pymc_sghmc.gradients.rewrite import MeanField
 from pymc_sghmc.tuning.curvature import CountedPasses, Rows, first_vector, operator_of
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.variational_fit import FLAT, NEAR, draws_and_shares, mean_field, nearer
@@ -21,11 +22,12 @@ __all__ = ["low_rank_fit"]
 N_DIRECTIONS = 12  # of the least and of the largest curvature
 ROUNDS = 3
 ASTRAY = 1.0  # sds that the last step may be long where the search has ended
-STEP = 1e-3  # of differences of gradients, in standard deviations
 FEW = 64  # entries of a parameter whose curvatures are taken one by one
 
 
-def low_rank_fit(counted: CountedPasses, start: Array, blocks: list[slice]) -> GaussianFit | None:
+def low_rank_fit(
+    counted: CountedPasses, start: Array, blocks: list[slice], near: MeanField | None = None
+) -> GaussianFit | None:
     """Fit a Gaussian to the posterior, from ``start``; None where there is none.
 
     Parameters
@@ -34,8 +36,10 @@ def low_rank_fit(counted: CountedPasses, start: Array, blocks: list[slice]) -> G
     start : array of shape (d,)
     blocks : list of slice
         Of parameters whose entries hardly depend on each other, such as a group's effects.
+    near : MeanField, optional
+        A Gaussian near the posterior.
     """
-    independent = mean_field(counted, start)
+    independent = mean_field(counted, start, near)
     if independent is None:
         return None
     m = independent.mean
@@ -67,19 +71,11 @@ def _rescaled(
     z: Array,
     blocks: list[slice],
 ) -> LowRank | None:
-    """L with LᵀH̄L near 1, H̄ the mean of the Hessian of −log p over the draws, by differences."""
+    """L with LᵀH̄L near 1, H̄ the mean of the Hessian of −log p over the draws."""
     d = m.size
     points = [m + metric.to_theta(draw) for draw in z]
 
-    def slopes(shift: Array | float) -> list[Array]:
-        pairs = zip(points, shares, strict=True)
-        return [counted(point + shift, share)[1] for point, share in pairs]
-
-    here = slopes(0.0)
-
-    def product(shift: Array) -> Array:
-        return np.mean(np.subtract(here, slopes(STEP * shift)), axis=0) / STEP
-
+    product = counted.hessian_product(points, shares)
     old = metric.diagonal().scales
     scales = old / np.sqrt(_diagonal(product, old, blocks))
     inside = operator_of(lambda x: scales * product(scales * x), d)

@@ -62,7 +62,7 @@ def fit_posterior(
     widen = np.inf if metric is None else WIDEN
     variational = None
     if optimise and passes.density.group_coefficients:  # the mode isn't where effects' mass is
-        variational = variational_fit(counted, x) if dense else _low_rank_fit(counted, x)
+        variational = _variational(counted, x, dense)
         if variational is not None and (not dense or variational.is_mode):
             return variational
     if optimise:
@@ -153,13 +153,17 @@ def _climb_from_start(
     return climb.end, climb.scales
 
 
-def _low_rank_fit(counted: CountedPasses, start: Array) -> GaussianFit | None:
-    """Fit a Gaussian to thousands of effects, from where the fit of λ ended if there was one."""
+def _variational(counted: CountedPasses, start: Array, dense: bool) -> GaussianFit | None:
+    """Fit a Gaussian to effects of groups, from where the fit of λ ended if there was one."""
     density = counted.over.density
+    near = None
     for rewrite in density.rewrites:
-        if rewrite.fitted is not None:
-            start = density.from_model(rewrite.fitted).astype(float)
-    return low_rank_fit(counted, start, list(density.group_coefficients.values()))
+        if (known := rewrite.taken_fit(start)) is not None:
+            return known
+        near = rewrite.independent or near
+    if dense:
+        return variational_fit(counted, start, near)
+    return low_rank_fit(counted, start, list(density.group_coefficients.values()), near)
 
 
 class _Climb(NamedTuple):

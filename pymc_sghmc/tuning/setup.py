@@ -23,7 +23,12 @@ from pymc_sghmc.gradients.metric import (
     preconditioner_metric,
 )
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
-from pymc_sghmc.tuning.curvature import MAX_DENSE, Curvature, extreme_curvatures
+from pymc_sghmc.tuning.curvature import (
+    MAX_DENSE,
+    CountedPasses,
+    Curvature,
+    extreme_curvatures,
+)
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.gaussianity import check_gaussianity
 from pymc_sghmc.tuning.noise_around import (
@@ -253,7 +258,7 @@ def _curvature(passes: Any, fit: GaussianFit, metric: Metric) -> Curvature:
         ratio = solve_triangular(fit.metric.factor, metric.matrix(), lower=True)
         scales = np.linalg.svd(ratio, compute_uv=False) ** 2
         return Curvature(largest=float(scales[0]), smallest=float(scales[-1]))
-    return extreme_curvatures(passes, fit.mean, metric)
+    return extreme_curvatures(CountedPasses(passes), fit.mean, metric)
 
 
 def _far_limit(passes: Any, fit: GaussianFit, metric: Metric) -> float:
@@ -264,6 +269,7 @@ def _far_limit(passes: Any, fit: GaussianFit, metric: Metric) -> float:
     """
     rng = np.random.default_rng(0)
     points = [fit.draw(rng, FAR_OUT) for _ in range(N_FAR_OUT)]
-    curvatures = [extreme_curvatures(passes, x, metric, only_largest=True).largest for x in points]
+    counted = CountedPasses(passes)
+    curvatures = [extreme_curvatures(counted, x, metric, only_largest=True).largest for x in points]
     finite = [curvature for curvature in curvatures if math.isfinite(curvature)]
     return float(1 / np.quantile(finite, MOST_POINTS)) if finite else np.inf

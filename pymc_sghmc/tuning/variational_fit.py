@@ -7,18 +7,15 @@ SciPy, no samplers.
 
 import math
 
-from typing import NamedTuple
-
 import numpy as np
 
 from scipy.optimize import minimize
 
 from pymc_sghmc.gradients.metric import Array, Dense, Metric
+from pymc_sghmc.gradients.rewrite import MeanField
 from pymc_sghmc.tuning.curvature import (
     CountedPasses,
     Rows,
-    difference_step,
-    hessian_by_differences,
     hutchinson_diagonal,
 )
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
@@ -26,7 +23,6 @@ from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 __all__ = [
     "FLAT",
     "NEAR",
-    "MeanField",
     "draws_and_shares",
     "lower",
     "mean_field",
@@ -41,17 +37,13 @@ NEAR = 0.1  # sds in every direction by which the last of them may move
 FAR = 2.0  # sds by which one may
 FLAT = 0.05  # least curvature, of that of the coordinates so far, that is believed
 WIDEST = 12.0  # logarithm of a scale over its first guess: nothing is known of it there
+NARROWER = np.array([0.3, 0.03, 0.003, 3e-4])  # first scales, of what curvature promises
 ROUGH = 0.8  # r.m.s. of the force that a Gaussian doesn't have, in sds, above which it is none
 
 
-class MeanField(NamedTuple):
-    """A Gaussian with independent parameters."""
-
-    mean: Array
-    sds: Array
-
-
-def variational_fit(counted: CountedPasses, start: Array) -> GaussianFit | None:
+def variational_fit(
+    counted: CountedPasses, start: Array, independent: MeanField | None = None
+) -> GaussianFit | None:
     """Fit a Gaussian to the posterior, from ``start``; None where there is nothing to go by.
 
     First its mean and the scale of each parameter, with the same few draws throughout so that
@@ -63,11 +55,22 @@ def variational_fit(counted: CountedPasses, start: Array) -> GaussianFit | None:
     ----------
     counted : CountedPasses
     start : array of shape (d,)
+    independent : MeanField, optional
+        A fit with independent parameters that is known: Newton's method begins with it at once.
     """
     z, shares = draws_and_shares(counted, start.size)
+    if independent is not None:
+        fit = _by_newton(counted, shares, independent, z)
+        if fit.is_mode:
+            return fit
     independent = _mean_field(counted, shares, start, z)
-    if independent is None:
-        return None
+    return None if independent is None else _by_newton(counted, shares, independent, z)
+
+
+def _by_newton(
+    counted: CountedPasses, shares: list[Rows], independent: MeanField, z: Array
+) -> GaussianFit:
+    """Fit a Gaussian from one with independent parameters."""
     m = independent.mean
     factor = np.diag(independent.sds)
     moved = np.inf
@@ -85,10 +88,25 @@ def variational_fit(counted: CountedPasses, start: Array) -> GaussianFit | None:
     return GaussianFit(mean=m, metric=Dense(factor), is_mode=is_near, passes=counted.passes)
 
 
-def mean_field(counted: CountedPasses, start: Array) -> MeanField | None:
-    """Fit the best Gaussian with independent parameters, from ``start``, if there is one."""
+def mean_field(
+    counted: CountedPasses, start: Array, near: MeanField | None = None
+) -> MeanField | None:
+    """Fit the best Gaussian with independent parameters, if there is one.
+
+    Parameters
+    ----------
+    counted : CountedPasses
+    start : array of shape (d,)
+        Where the search for it begins, ...
+    near : MeanField, optional
+        ... unless one is known that is near.
+    """
     z, shares = draws_and_shares(counted, start.size)
-    return _mean_field(counted, shares, start, z)
+    if near is None:
+        return _mean_field(counted, shares, start, z)
+    return _minimised(counted, shares, near, z, np.zeros(1)) or _mean_field(
+        counted, shares, start, z
+    )
 
 
 def lower(factor: Array) -> Array:
@@ -118,7 +136,18 @@ def _shares(counted: CountedPasses, n_draws: int, d: int) -> list[Rows]:
 def _mean_field(
     counted: CountedPasses, shares: list[Rows], start: Array, z: Array
 ) -> MeanField | None:
-    scale = _first_scales(counted, start)
+    first = MeanField(mean=start, sds=_first_scales(counted, start))
+    return _minimised(counted, shares, first, z, np.log(NARROWER))
+
+
+def _minimised(
+    counted: CountedPasses, shares: list[Rows], first: MeanField, z: Array, narrower: Array
+) -> MeanField | None:
+    """Search by L-BFGS, from scales that are narrower by the first of some logarithms that serves.
+
+    Far out a density may not be finite.
+    """
+    start, scale = first
     d = start.size
 
     def energy(p: Array) -> tuple[float, Array]:
@@ -137,10 +166,10 @@ def _mean_field(
         slopes[d:] -= 1.0
         return value - rho.sum(), slopes
 
-    for shrink in (1.0, 0.1, 0.01, 1e-3):
-        p = np.concatenate([np.zeros(d), np.full(d, math.log(0.3 * shrink))])
-        first = energy(p)[0]
-        if first < 1e100:
+    for log_scale in narrower:
+        p = np.concatenate([np.zeros(d), np.full(d, log_scale)])
+        there = energy(p)[0]
+        if there < 1e100:
             break
     else:
         return None
@@ -150,7 +179,7 @@ def _mean_field(
         jac=True,
         method="L-BFGS-B",
         bounds=[(None, None)] * d + [(-WIDEST, WIDEST)] * d,
-        options={"maxiter": 400, "maxcor": 20, "gtol": 0.0, "ftol": 1e-2 / max(1.0, abs(first))},
+        options={"maxiter": 400, "maxcor": 20, "gtol": 0.0, "ftol": 1e-2 / max(1.0, abs(there))},
     )
     # a flat direction, or one in which it shrinks to a point
     if np.abs(optimum.x[d:]).max() == WIDEST:
@@ -168,15 +197,11 @@ def _first_scales(counted: CountedPasses, start: Array) -> Array:
 def _rescaled(
     counted: CountedPasses, shares: list[Rows], m: Array, factor: Array, z: Array
 ) -> tuple[Array, bool]:
-    """Return L with LᵀH̄L = 1, H̄ the mean of the Hessian of −log p over the draws, by differences.
+    """Return L with LᵀH̄L = 1, H̄ the mean of the Hessian of −log p over the draws.
 
     And whether no direction may be wider still.
     """
-    step = difference_step(counted.dtype)
-    hessian = np.zeros((m.size, m.size))
-    for draw, share in zip(z, shares, strict=True):
-        gradient = counted.gradient(share)
-        hessian += hessian_by_differences(gradient, m + factor @ draw, factor, step) / len(z)
+    hessian = counted.mean_hessian([m + factor @ draw for draw in z], shares, factor)
     if not np.isfinite(hessian).all():
         return factor, True
     values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)

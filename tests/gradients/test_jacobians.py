@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from scipy.sparse import issparse
+from scipy.sparse import csr_array, issparse
 
-from pymc_sghmc.gradients.jacobians import Full, sparse
+from pymc_sghmc.gradients.jacobians import Jacobian, jacobian
 from pymc_sghmc.gradients.metric import Dense, Diagonal, Identity, LowRank
 
 SHAPES = [(), (3,), (70, 2), (2, 90), (100,)]
@@ -27,15 +27,11 @@ def zetas_of_groups():
 
 
 J = zetas_of_groups()
-CENTRE = np.random.default_rng(4).standard_normal(D)
 SDS = np.random.default_rng(5).uniform(0.01, 10, D)
 
 
-def both(J):
-    def zetas(point):
-        return J @ point
-
-    return Full(zetas, CENTRE, SDS), sparse(SHAPES)(zetas, CENTRE, SDS)
+def found(J, shapes=SHAPES):
+    return jacobian(lambda position: J @ position + 0.7, shapes)
 
 
 def metrics():
@@ -51,32 +47,58 @@ def metrics():
 
 
 @pytest.mark.parametrize("kind", ["none", "scales", "low rank", "L"])
-def test_few_derivatives_of_each_row_say_what_all_say(kind):
+@pytest.mark.parametrize("is_sparse", [True, False])
+def test_sums_over_rows_are_those_of_the_derivatives(kind, is_sparse):
     rng = np.random.default_rng(7)
-    full, few = both(J)
+    few = found(J)
+    assert few.is_sparse
+    assert few.n_positions < 35 < D
+    of = few if is_sparse else Jacobian(few.J.toarray(), M, few.n_positions)
     c, C = rng.standard_normal((N, M)), rng.standard_normal((N, M, M))
     C, weights = C + C.swapaxes(1, 2), rng.uniform(0, 3, N)
     metric = metrics()[kind]
-    np.testing.assert_allclose(full.J, J, atol=1e-9)
-    np.testing.assert_allclose(few.total(c), full.total(c), atol=1e-9)
-    hessian = few.hessian(C)
-    assert issparse(hessian) and hessian.nnz < D**2 / 10
-    np.testing.assert_allclose(hessian.toarray(), full.hessian(C), atol=1e-8)
-    for of in (
-        lambda one: one.spread(metric),
-        lambda one: one.squares(c, metric, weights),
-    ):
-        np.testing.assert_allclose(of(few), of(full), rtol=1e-7, atol=1e-8)
-    assert few.is_right() and few.n_points < 30 < D < full.n_points
+    L = metric.matrix()
+    hessian = np.einsum("nai,nab,nbj->ij", J, C, J)
+    exact = {"rtol": 1e-7, "atol": 1e-8}
+    np.testing.assert_allclose(few.J.toarray().reshape(J.shape), J, atol=1e-9)
+    np.testing.assert_allclose(of.total(c), np.einsum("nai,na->i", J, c), **exact)
+    product = of.hessian(C)
+    assert issparse(product) == is_sparse
+    np.testing.assert_allclose(csr_array(product).toarray(), hessian, **exact)
+    np.testing.assert_allclose(of.diagonal(C), np.diag(hessian), **exact)
+    JL = J @ L
+    np.testing.assert_allclose(of.spread(metric), JL @ JL.swapaxes(1, 2), **exact)
+    forces = np.einsum("nai,na->ni", JL, c)
+    np.testing.assert_allclose(of.squares(c, metric, weights), weights @ forces**2, **exact)
 
 
 @pytest.mark.parametrize("entry", [7, 200, 400])
-def test_rows_that_depend_on_two_of_a_column_are_seen(entry):
+def test_rows_that_see_two_entries_of_an_effect_are_seen_too(entry):
     J_2 = J.copy()
     J_2[5, 0, entry] += 0.3
-    assert not both(J_2)[1].is_right()
+    np.testing.assert_allclose(found(J_2).J.toarray().reshape(J.shape), J_2, atol=1e-9)
 
 
-def test_too_many_columns_are_none():
-    assert sparse([(100, 65)]) is None
-    assert sparse([(100, 64)]) is not None
+def test_differences_of_two_entries_are_found():
+    """Moved together two entries with opposite signs move nothing."""
+    J = np.zeros((3, 1, 40))
+    J[0, 0, 3], J[0, 0, 7] = 1.0, -1.0
+    J[1, 0, 39] = 2.0
+    np.testing.assert_allclose(found(J, [(40,)]).J.toarray()[:, None], J, atol=1e-12)
+
+
+def test_full_derivatives_are_kept_as_a_full_matrix():
+    J = np.random.default_rng(8).standard_normal((30, 1, 50))
+    of_all = found(J, [(50,)])
+    assert not of_all.is_sparse
+    np.testing.assert_allclose(of_all.J[:, None], J, atol=1e-9)
+
+
+def test_too_many_positions_are_none():
+    J = np.random.default_rng(8).standard_normal((30, 1, 1200))
+    assert found(J, [(1200,)]) is None
+
+
+def test_what_is_not_linear_has_no_derivatives():
+    assert jacobian(lambda position: (J @ position) ** 2, SHAPES) is None
+    assert jacobian(lambda position: J @ position + 1e-5 * np.abs(J @ position), SHAPES) is None

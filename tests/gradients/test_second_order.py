@@ -17,6 +17,7 @@ from modes import FAST, QUIET, C
 from pymc.pytensorf import compile
 from pymc.step_methods.state import equal_dataclass_values
 from pytensor import config, scan
+from scipy.sparse import csr_array
 from targets import gradient_of, minibatch_of, start_of
 
 from pymc_sghmc import SGHMC, SGLD, SGNHT, GammaGibbs
@@ -212,13 +213,28 @@ def test_few_derivatives_of_each_row_give_the_same_gradient(monkeypatch):
 
 
 def test_rows_of_two_members_at_the_end_are_seen(monkeypatch):
+    n = 15_000
     with pm.Model() as model:
-        u, n = pm.Normal("u", shape=70), 15_000
+        u = pm.Normal("u", shape=70)
         first = np.sort(np.random.default_rng(2).integers(0, 70, n))
         second = np.where(np.arange(n) < n - 5, 0.0, 0.5)
         other = np.random.default_rng(3).integers(0, 70, n)
         pm.Normal("y", u[first] + second * u[other], 1, observed=np.zeros(n))
     monkeypatch.setattr(module, "MOST_UNKNOWNS", 0)
+    found = second_order(gradient_of(model, 4))
+    found.set_centre(np.zeros(70), Identity(70))
+    X = np.zeros((n, 70))
+    X[np.arange(n), first] = 1.0
+    np.add.at(X, (np.arange(n), other), second)
+    values, columns, ends = found.anchor.hessian
+    hessian = csr_array((values, columns, ends), shape=(70, 70)).toarray()
+    np.testing.assert_allclose(hessian, -X.T @ X, rtol=1e-6, atol=1e-6)
+
+
+def test_many_parameters_that_all_rows_see_are_refused():
+    X = np.random.default_rng(2).standard_normal((2000, 1001))
+    with pm.Model() as model:
+        pm.Normal("y", X @ pm.Normal("b", shape=1001), 1, observed=np.zeros(2000))
     with pytest.raises(NotApplicable, match="depend on few"):
         second_order(gradient_of(model, 4))
 

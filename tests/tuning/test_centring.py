@@ -175,6 +175,6 @@ def test_few_directions_tell_how_shared_unknowns_and_effects_depend_on_each_othe
     alone = np.sqrt(np.diag(H))
     assert np.linalg.eigvalsh(H / np.outer(alone, alone)).min() < 0.5
     assert np.linalg.norm(np.linalg.solve(L, fit.mean - mean), np.inf) < 0.1
-    found = extreme_curvatures(gradient.passes, fit.mean, fit.metric)
+    found = extreme_curvatures(CountedPasses(gradient.passes), fit.mean, fit.metric)
     assert found.smallest == pytest.approx(values.min(), rel=0.1)
     assert found.largest == pytest.approx(values.max(), rel=0.1)

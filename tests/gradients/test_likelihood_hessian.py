@@ -1,0 +1,172 @@
+"""Hessians in one pass are those of the model, for any likelihood, link and grouping."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from targets import gradient_of
+
+from pymc_sghmc.gradients.likelihood_hessian import second_derivatives
+from pymc_sghmc.hierarchy.rewrites import Rewriting
+from pymc_sghmc.tuning.curvature import CountedPasses, hessian_by_differences
+
+N = 300
+G = 70
+
+
+def data():
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((N, 3))
+    group = rng.integers(G, size=N)
+    return rng, x, group
+
+
+def logistic():
+    rng, x, _ = data()
+    b = pm.Normal("b", 0, 2, shape=3)
+    pm.Bernoulli("y", logit_p=pm.math.dot(x, b), observed=rng.integers(2, size=N))
+
+
+def negative_binomial_with_groups():
+    rng, x, group = data()
+    b = pm.Normal("b", 0, 1, shape=3)
+    tau = pm.HalfNormal("tau", 1)
+    alpha = pm.Exponential("alpha", 1)
+    u = pm.Normal("u", 0, 1, shape=G)
+    mu = pm.math.exp(pm.math.dot(x, b) + tau * u[group])
+    pm.NegativeBinomial("y", mu=mu, alpha=alpha, observed=rng.poisson(2, size=N))
+
+
+def student_t_with_slopes():
+    rng, x, group = data()
+    a = pm.StudentT("a", nu=4, mu=0, sigma=1, shape=(G, 2))
+    nu = pm.Gamma("nu", 2, 0.5)
+    sigma = pm.HalfNormal("sigma", 1)
+    mu = a[group, 0] + a[group, 1] * x[:, 0]
+    pm.StudentT("y", nu=nu, mu=mu, sigma=sigma, observed=rng.standard_normal(N))
+
+
+def categories():
+    rng, x, _ = data()
+    b = pm.Normal("b", 0, 1, shape=(3, 2))
+    eta = pm.math.concatenate([np.zeros((N, 1)), pm.math.dot(x, b)], axis=1)
+    pm.Categorical("y", logit_p=eta, observed=rng.integers(3, size=N))
+
+
+def two_likelihoods_and_correlated_priors():
+    rng, x, group = data()
+    b = pm.MvNormal("b", np.zeros(3), np.eye(3) + 0.5)
+    u = pm.ZeroSumNormal("u", 1, shape=G)
+    sigma = pm.HalfNormal("sigma", 1)
+    eta = pm.math.dot(x, b) + u[group]
+    pm.Normal("y", eta, sigma, observed=rng.standard_normal(N))
+    pm.Poisson("k", pm.math.exp(pm.math.dot(x[:200], b)), observed=rng.poisson(1, size=200))
+
+
+def centred_effects():
+    rng, x, group = data()
+    mu = pm.Normal("mu", 0, 1)
+    tau = pm.HalfNormal("tau", 1)
+    u = pm.Normal("u", mu, tau, shape=G)
+    b = pm.Normal("b", 0, 1, shape=3)
+    eta = pm.math.dot(x, b) + u[group]
+    pm.Bernoulli("y", logit_p=eta, observed=rng.integers(2, size=N))
+
+
+MODELS = [
+    logistic,
+    negative_binomial_with_groups,
+    student_t_with_slopes,
+    categories,
+    two_likelihoods_and_correlated_priors,
+    centred_effects,
+]
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda f: f.__name__)
+def counted(request):
+    with pm.Model() as model:
+        request.param()
+    gradient = gradient_of(model, dict.fromkeys([v.name for v in model.observed_RVs], 20))
+    gradient.passes.second_derivatives = second_derivatives(gradient.density)
+    assert gradient.passes.second_derivatives is not None
+    return CountedPasses(gradient.passes)
+
+
+def points(counted, n):
+    d = counted.over.density.d
+    return list(0.3 * np.random.default_rng(2).standard_normal((n, d)))
+
+
+def test_mean_hessians_are_those_by_differences(counted):
+    d = counted.over.density.d
+    rng = np.random.default_rng(3)
+    factor = np.tril(0.1 * rng.standard_normal((d, d))) + np.eye(d)
+    some = points(counted, 3)
+    shares = [tuple(np.sort(rng.choice(n, n // 2, replace=False)) for n in map(len, counted.rows))]
+    shares += [None, shares[0]]
+    exact = counted.mean_hessian(some, shares, factor)
+    of_each = [
+        hessian_by_differences(counted.gradient(share), x, factor, 1e-5)
+        for x, share in zip(some, shares, strict=True)
+    ]
+    expected = np.mean(of_each, axis=0)
+    scale = np.sqrt(np.outer(np.abs(np.diag(expected)), np.abs(np.diag(expected))))
+    np.testing.assert_array_less(np.abs(exact - expected), 2e-3 * scale + 1e-3)
+
+
+def test_products_and_diagonals_are_those_of_the_hessian(counted):
+    d = counted.over.density.d
+    some = points(counted, 2)
+    hessian = counted.mean_hessian(some, [None, None], np.eye(d))
+    product = counted.hessian_product(some, [None, None])
+    v = np.random.default_rng(4).standard_normal(d)
+    np.testing.assert_allclose(
+        product(v), hessian @ v, rtol=0.01, atol=0.02 * np.abs(hessian).max()
+    )
+    x = some[0]
+
+    def gradient(point):
+        return counted.likelihood(point)
+
+    expected = np.diag(hessian_by_differences(gradient, x, np.eye(d), 1e-5))
+    np.testing.assert_allclose(counted.likelihood_curvatures(x), expected, rtol=1e-3, atol=1e-2)
+
+
+def test_a_hessian_takes_as_many_passes_for_any_number_of_parameters(counted):
+    d = counted.over.density.d
+    [x] = points(counted, 1)
+    counted.mean_hessian([x], [None], np.eye(d))
+    before = counted.passes
+    counted.mean_hessian([x], [None], np.eye(d))
+    assert counted.passes - before == pytest.approx(1)
+
+
+def test_new_values_of_inputs_are_seen():
+    """λ of partially centred effects is an input, and derivatives may depend on it."""
+    with pm.Model() as model:
+        centred_effects()
+    gradient = gradient_of(model, 20, rewriting=Rewriting(may_centre=True))
+    gradient.passes.second_derivatives = second_derivatives(gradient.density)
+    counted = CountedPasses(gradient.passes)
+    [centring] = gradient.density.rewrites
+    [x] = points(counted, 1)
+    for weight in (0.0, 0.6):
+        centring.weights = np.full(G, weight)
+        exact = counted.mean_hessian([x], [None], np.eye(x.size))
+        expected = hessian_by_differences(counted.gradient(None), x, np.eye(x.size), 1e-5)
+        np.testing.assert_allclose(exact, expected, atol=2e-3 * np.abs(expected).max())
+
+
+def test_rows_that_see_no_linear_predictor_have_differences():
+    _, x, _ = data()
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1, shape=(3, 8))
+        pm.Normal("y", pm.math.tanh(pm.math.dot(x, b)).sum(axis=1), 1, observed=x[:, 0])
+    gradient = gradient_of(model, 20)
+    assert second_derivatives(gradient.density) is None
+    counted = CountedPasses(gradient.passes)
+    point = np.linspace(-0.3, 0.4, 24)
+    hessian = counted.mean_hessian([point], [None], np.eye(24))
+    expected = hessian_by_differences(counted.gradient(None), point, np.eye(24), 1e-5)
+    np.testing.assert_allclose(hessian, expected, rtol=1e-2, atol=1e-2 * np.abs(expected).max())
