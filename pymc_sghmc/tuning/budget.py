@@ -34,10 +34,15 @@ __all__ = [
 
 FARTHEST_LEARNING_RATE = 1.0  # where it is known that the curvature hardly grows within reach
 UNKNOWN_NOISE = 0.25  # share of the noise that a noise estimate or a thermostat may miss
-FIXED_ROWS = 50  # that cost as much as all else in a step
+# What else costs as much as so many rows at one point, of some 0.05 µs each:
+ROWS_OF_DRAW = 2000  # what PyMC and a step do for each draw
+ROWS_OF_STEP = 300  # what an inner step does in any case, ...
+SQUARED_PER_ROW = 50  # ... and multiplications by matrices, of d² or, for many, of few directions
+DIRECTIONS = 100  # times d, that products with few directions take
 MOST_INNER_STEPS = 10  # in a draw
 FEWEST_INNER_STEPS = 3
 MANY = 1000  # directions, of which the noisiest can't be told
+ALL = 1 - 1e-9  # the largest contraction of a step that has a logarithm
 RELAXED = 4.0  # relaxation times after which the next draw hardly depends on this one
 MIN_FRICTION = 0.01  # the least that Chen et al. use
 
@@ -161,12 +166,19 @@ def choose(
 def score(tuning: ChainTuning) -> float:
     """Contraction per evaluated row: control variates count a minibatch at two points.
 
-    Where the number of rows is chosen, what a step costs whatever it takes counts as some, too.
+    Where the number of rows is chosen it is that of a draw, up to what makes the next hardly depend
+    on it, per time: what a draw and a step cost whatever they take counts as rows, too.
     """
     points = 1 + (tuning.order > 0)
     if tuning.rows is None:
         return tuning.rate / points
-    return tuning.rate / (FIXED_ROWS + points * tuning.rows * tuning.rows_of_each)
+    d = tuning.noise.size
+    multiplications = d * min(d, DIRECTIONS) if d > MANY else d**2
+    of_step = ROWS_OF_STEP + multiplications / SQUARED_PER_ROW
+    of_step += points * tuning.rows * tuning.rows_of_each
+    n = inner_steps(tuning)
+    relaxation = min(RELAXED, -n * math.log1p(-min(tuning.rate, ALL)))
+    return relaxation / (ROWS_OF_DRAW + n * of_step)
 
 
 def inner_steps(tuning: Tuning) -> int:

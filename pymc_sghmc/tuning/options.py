@@ -13,9 +13,9 @@ from pymc_sghmc.tuning.setup_request import SetupRequest
 
 __all__ = ["options"]
 
-FEW = (10, 20, 50, 100, 200)  # rows, beside those of the search
-MANY = (100, 200, 1000, 2000)
-SIZES = MANY, MANY, FEW  # by the order of the gradient
+FEW = (10, 20, 50, 100, 200)  # rows, beside those that the noise was measured with
+MANY = (1000, 2000, 5000)
+SIZES = (100, 200, *MANY), (100, 200, *MANY), (*FEW, *MANY)  # by the order of the gradient
 # Clusters with all of their rows. Where there are fewer than MANY_CLUSTERS each weighs much, far
 # out most of all.
 FEWEST = 2

@@ -252,19 +252,31 @@ def test_a_hot_start_is_forgotten():
 def test_score_counts_the_two_points_of_control_variates():
     assert score(tuning_of(rate=0.4)) == pytest.approx(0.2)
     assert score(tuning_of(rate=0.4, order=0)) == pytest.approx(0.4)
-    # with what a step costs anyway, where rows are chosen; a group has all of its rows
-    assert score(tuning_of(rate=0.4, rows=20)) == pytest.approx(0.4 / (50 + 2 * 20))
+    # a group has all of its rows
     of_groups = tuning_of(rate=0.4, rows=2, rows_of_each=10.0)
     assert score(of_groups) == score(tuning_of(rate=0.4, rows=20))
 
 
+def test_score_of_sizes_is_contraction_of_a_draw_for_its_time():
+    few, many = tuning_of(rate=0.4, rows=20), tuning_of(rate=0.4, rows=2000)
+    assert score(few) > 2 * score(many)
+    # short steps cost draws, which cost more than rows do
+    assert score(tuning_of(rate=0.01, rows=20)) < score(tuning_of(rate=0.4, rows=500))
+    # beside a matrix of d² numbers few rows cost nothing
+    wide = {"noise": np.ones(900)}
+    ratio = score(tuning_of(rate=0.4, rows=20, **wide)) / score(tuning_of(rate=0.4, rows=500, **wide))
+    assert 1 < ratio < 1.1
+    # and beyond what makes draws independent nothing is gained
+    assert score(tuning_of(rate=1.0, rows=20)) == score(tuning_of(rate=0.99, rows=20))
+
+
 @pytest.mark.parametrize(("n_rows", "each", "far_noise", "expected"), [
-    (20_000, 1.0, 0.0, {500, 10, 20, 50, 100, 200}),
-    (20_000, 10.0, 0.0, {50, 2, 5, 10, 20}),
-    (20_000, 10.0, MOST_FAR_NOISE / 6, {50, 10, 20}),  # five would have more noise than is safe
-    (20_000, 300.0, 0.0, {2}),
-    (1000, 10.0, 0.0, {50, 2, 5, 10, 20}),
-    (999, 10.0, 0.0, {50, 10, 20}),  # where groups are few, each weighs much far out
+    (20_000, 1.0, 0.0, {500, 10, 20, 50, 100, 200, 1000, 2000, 5000}),
+    (20_000, 10.0, 0.0, {50, 2, 5, 10, 20, 100, 200, 500}),
+    (20_000, 10.0, MOST_FAR_NOISE / 6, {50, 10, 20, 100, 200, 500}),  # five would have more noise than is safe
+    (20_000, 300.0, 0.0, {2, 3, 7, 17}),
+    (1000, 10.0, 0.0, {50, 2, 5, 10, 20, 100, 200, 500}),
+    (999, 10.0, 0.0, {50, 10, 20, 100, 200}),  # where groups are few, each weighs much far out
     (15, 300.0, 0.0, {2}),
 ])  # fmt: skip
 def test_sizes_of_minibatches_are_in_rows_and_never_too_noisy(n_rows, each, far_noise, expected):
