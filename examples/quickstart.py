@@ -102,7 +102,7 @@ def visits_model(predictors, visits):
 def sample_sghmc(model):
     """Sample from minibatches. The step chooses its own settings."""
     with model:
-        step = SGHMC(batch_size="auto")
+        step = SGHMC()
         return pm.sample(step=step, **SETTINGS)
 
 

@@ -1,6 +1,6 @@
 """Step methods for PyMC: SGHMC, SGLD and SGNHT on minibatches, QNHMC on all data.
 
-``pm.sample(step=SGHMC(batch_size=500))`` samples an ordinary PyMC model from minibatches of its
+``pm.sample(step=SGHMC())`` samples an ordinary PyMC model from minibatches of its
 data, with settings that it finds itself. Learning-rate schedules are in `pymc_sghmc.schedules`,
 checks of a finished run in `pymc_sghmc.diagnostics`, data that don't fit into memory in
 `pymc_sghmc.loaders`.

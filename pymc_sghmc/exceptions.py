@@ -6,11 +6,15 @@ import numpy as np
 
 from pymc.exceptions import SamplingError
 
-__all__ = ["ChainError", "NonFinite", "NotApplicable", "SamplingStopped"]
+__all__ = ["ChainError", "NeedsAllRows", "NonFinite", "NotApplicable", "SamplingStopped"]
 
 
 class NotApplicable(Exception):
     """A kind of gradient can't be made of this model. The message says why."""
+
+
+class NeedsAllRows(ValueError):
+    """A likelihood can't be evaluated on some of its rows. The message says why."""
 
 
 class NonFinite(ArithmeticError):

@@ -105,10 +105,24 @@ def _prior_gradients(density: LogDensity, slopes: RowSlopes) -> Callable[..., Ar
     gradients = pt.grad(rewrite_pregrad(prior), slopes.variables, disconnected_inputs="ignore")
     joined = pt.concatenate([g.ravel() for g in gradients])
     [gradient] = graph.at_position([joined], slopes.variables)
+    inputs = [*graph.arrays, *graph.given]
     positions = pt.matrix("positions", dtype=graph.position.dtype)
-    many = vectorize_graph(gradient, {graph.position: positions})
-    many = pt.broadcast_to(many, positions.shape)
-    return density.compiled([positions, *graph.arrays, *graph.given], many)
+    try:
+        many = vectorize_graph(gradient, {graph.position: positions})
+        many = pt.broadcast_to(many, positions.shape)
+        return density.compiled([positions, *inputs], many)
+    except (TypeError, ValueError, NotImplementedError):  # an operation that has no such form
+        return _OneByOne(density.compiled([graph.position, *inputs], gradient))
+
+
+class _OneByOne:
+    """A function of a position, at many positions."""
+
+    def __init__(self, function: Callable[..., Array]) -> None:
+        self.function = function
+
+    def __call__(self, positions: Array, *others: Any) -> Array:
+        return np.array([self.function(position, *others) for position in positions])
 
 
 class _Block(NamedTuple):
@@ -146,7 +160,7 @@ class LikelihoodHessian:
         self._given = density.given
         self.evaluations = 0.0  # of rows' functions, in passes over the subset
         self._n_rows = sum(rows.size for rows in subset)
-        self._J: list[Jacobian] | None = self._jacobians()
+        self._J = self._jacobians() if self._prior_is_right() else None
 
     @property
     def is_known(self) -> bool:
@@ -239,6 +253,20 @@ class LikelihoodHessian:
             return np.mean(here - there, axis=0) / STEP
 
         return product
+
+    def _prior_is_right(self) -> bool:
+        """Whether the prior's gradient at many positions is that at each of them."""
+        d = self._density.d
+        positions = 0.1 * np.random.default_rng(2).standard_normal((2, d))
+        weights_type = self._density.weights_dtype
+        one = np.ones((), dtype=weights_type)
+        minibatch = self._data.part(None, None)
+        none = [np.zeros(rows.size, dtype=weights_type) for rows in minibatch.rows]
+        others = (*minibatch.arrays, *self._density.given)
+        with np.errstate(all="ignore"):
+            of_each = [self._density(x, one, none, *minibatch)[1] for x in positions]
+            of_all = self._second.prior_gradients(positions, *others)
+        return bool(np.allclose(of_all, of_each, rtol=1e-6, atol=1e-6, equal_nan=True))
 
     def _blocks(self, rows_of_groups: Sequence[Array]) -> Iterator[_Block]:
         """Yield the rows in blocks, with the inputs of functions of them."""

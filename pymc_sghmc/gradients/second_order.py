@@ -31,6 +31,7 @@ __all__ = ["SecondOrder", "second_order"]
 MOST_UNKNOWNS = 1000  # of which a matrix is kept whole
 MOST_WORK = 3e11  # multiplications for the sum of all rows' slopes
 TRIED_ROWS = 1000  # of each group, by which that is told
+NO_PREDICTORS = "rows don't depend on the parameters by way of few linear functions of them"
 FEW_BYTES = 2**28  # that tables may have however small the data are
 
 
@@ -168,9 +169,7 @@ def second_order(gradient: MinibatchGradient) -> AroundExpansion:
             return own
     derivatives = gradient.passes.second_derivatives or second_derivatives(density)
     if derivatives is None:
-        raise NotApplicable(
-            "rows don't depend on the parameters by way of few linear functions of them"
-        )
+        raise NotApplicable(NO_PREDICTORS)
     data = gradient.data
     sizes = [quadratic.size for quadratic in derivatives.quadratics]
     memory = 8 * sum(n * size for n, size in zip(data.n_rows, sizes, strict=True))
@@ -193,7 +192,7 @@ def _work(density: LogDensity, data: InMemory, derivatives: SecondDerivatives) -
         inputs = (*data.part(k, rows).rows, *data.resident, *density.given)
         found = derivatives.jacobian(density, k, inputs)
         if found is None:
-            raise NotApplicable("the linear predictors of rows could not be told apart")
+            raise NotApplicable(NO_PREDICTORS)
         work += density.d * found.n_entries * n_rows / max(n_tried, 1)
     return work
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.rewrite import MeanField
+from pymc_sghmc.phases import begin_phase
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.tuning.curvature import MAX_DENSE, CountedPasses
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
@@ -53,6 +54,7 @@ def chosen_weights(
     start : array of shape (d,)
         Where the fit begins, in the model's own coordinates.
     """
+    begin_phase("choosing how far effects are centred")
     density = gradient.density
     counted = CountedPasses(gradient.passes)
     none = np.zeros_like(centring.as_written)

@@ -32,7 +32,7 @@ def refuse_empty_data(
     if not observed and asked_by == "batch_size":
         raise ValueError(
             "batch_size: the model has no observed variable, so it has no rows of data. Pass "
-            "observed= to its likelihood, or leave batch_size out."
+            "observed= to its likelihood, or batch_size=None to the step."
         )
     for variable in observed:
         for leaf in [*data_leaves(model.rvs_to_values[variable]), *data_leaves(variable)]:

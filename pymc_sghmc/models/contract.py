@@ -16,6 +16,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_sghmc.checks import is_whole, quoted
 from pymc_sghmc.compat import ancestors
+from pymc_sghmc.exceptions import NeedsAllRows
 from pymc_sghmc.models.bad_data import refuse_empty_data
 from pymc_sghmc.models.graphs import (
     density_variables,
@@ -40,7 +41,7 @@ ByRows = Mapping[tuple[int, int], list[Variable]]  # observed variables by numbe
 
 ALL_ROWS = 2**63 - 1  # a batch size for where likelihoods are cut only to integrate effects out
 FIRST_SIZE = 500  # rows in a minibatch, before it is known how noisy they are
-FEW_ROWS = 100  # so many are used whole
+FEW_ROWS = 1000  # fewer are used whole
 
 
 @dataclass
@@ -128,14 +129,14 @@ def minibatch_log_density(
             continue
         shared_rows = [leaf for leaf in ancestors([factor]) if leaf in sliced]
         if shared_rows and variable in model.potentials:
-            raise ValueError(
+            raise NeedsAllRows(
                 f"pm.Potential({variable.name!r}) is computed from data that are cut into "
                 f"minibatches ({names_of(shared_rows)}), so it can't be evaluated on some of their "
                 "rows. Write it as the likelihood of an observed variable, for example with "
                 "pm.CustomDist, or sample the model with NUTS."
             )
         if shared_rows and variable not in model.observed_RVs:
-            raise ValueError(
+            raise NeedsAllRows(
                 f"The parameter {variable.name!r} has a prior that depends on data that are cut "
                 f"into minibatches ({names_of(shared_rows)}), so it can't be evaluated on some of "
                 "their rows. If the prior uses a summary of the data, compute it before the model. "
@@ -218,18 +219,16 @@ def _batch_sizes(
     )
     if not by_rows:
         what = "marginalize" if batch_size == ALL_ROWS else f"batch_size={batch_size!r}"
-        raise ValueError(
-            f"{what}: no likelihood of this model is a sum over independent rows. Leave "
-            f"{what.partition('=')[0]} out to use all data at every step, or use NUTS. Rows lie "
-            "on the leading axis of an observed variable and have one log-likelihood each; a "
-            "time series, a Gaussian process, a pm.Potential or a single number has none."
+        remedy = "Leave it out" if batch_size == ALL_ROWS else "Pass batch_size=None"
+        raise NeedsAllRows(
+            f"{what}: no likelihood of this model is a sum over independent rows. {remedy} "
+            "to use all data at every step, or use NUTS. Rows lie on the leading axis of an "
+            "observed variable and have one log-likelihood each; a time series, a Gaussian "
+            "process, a pm.Potential or a single number has none."
         )
     if batch_size == "auto":
         if from_minibatch:
-            raise ValueError(
-                'batch_size="auto": the model has a pm.Minibatch of its own. Leave batch_size out, '
-                "or put all data into the model."
-            )
+            return {key: key[1] for key in by_rows}
         return {key: _first_size(key[0]) for key in by_rows}
     if not isinstance(batch_size, Mapping):
         if len(by_rows) > 1 and batch_size not in (None, ALL_ROWS):

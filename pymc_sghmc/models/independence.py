@@ -13,6 +13,7 @@ from pytensor.graph.basic import Constant
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sghmc.checks import quoted
+from pymc_sghmc.exceptions import NeedsAllRows
 from pymc_sghmc.models.bad_data import not_finite
 from pymc_sghmc.models.graphs import array_of
 from pymc_sghmc.protocols import Array
@@ -123,7 +124,7 @@ def _row_by_row(
                 reason = f"{len(idx)} rows of data give a log-likelihood of shape {shape}"
                 raise not_sliceable(model, name, group.n_rows, reason)
             if not np.allclose(part, whole[idx], rtol=tolerance, atol=tolerance, equal_nan=True):
-                raise ValueError(
+                raise NeedsAllRows(
                     f"The rows of {name!r} are not independent given the parameters: the "
                     "log-likelihood of the same rows changes with which other rows are in the "
                     "minibatch. Compute means, sums, sorts, differences, positions and "
@@ -139,10 +140,10 @@ def not_sliceable(model: Model, name: str, n_rows: int, reason: str | Exception)
     shapes = {name: np.shape(value) for name, value in model.initial_point().items()}
     by_row = [rv for rv in model.free_RVs if shapes[model.rvs_to_values[rv].name][:1] == (n_rows,)]
     if joint := _with_joint_prior(model, by_row):
-        return ValueError(
+        return NeedsAllRows(
             f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows: "
             f"{quoted(joint)} has an entry for each row, and its prior is a joint one, such as a "
-            "time series or a Gaussian process. Leave batch_size out, or use NUTS."
+            "time series or a Gaussian process. Pass batch_size=None, or use NUTS."
         )
     hint = f" {_integrate_by_row([rv.name for rv in by_row], n_rows)}" if by_row else ""
     first_line = str(reason).strip().splitlines()[0] if str(reason).strip() else repr(reason)
@@ -153,7 +154,7 @@ def not_sliceable(model: Model, name: str, n_rows: int, reason: str | Exception)
             "parameter one entry more than the largest number."
         )
     source = "PyTensor says" if isinstance(reason, Exception) else "What was seen"
-    return ValueError(
+    return NeedsAllRows(
         f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows.{hint} Put "
         "the rows of all its data on the leading axis, in the same order; put constants that the "
         "model transposes or repeats into pm.Data; replace hard-coded row counts (tile, repeat, "

@@ -14,6 +14,7 @@ from pymc.pytensorf import floatX
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.graph.basic import Constant, Variable
 
+from pymc_sghmc.exceptions import NeedsAllRows
 from pymc_sghmc.models.folding import with_rows_computed
 from pymc_sghmc.models.graphs import (
     array_of,
@@ -196,7 +197,7 @@ def refuse_imputed(model: Model, variable: Variable) -> None:
     """Refuse missing values that PyMC has made unknowns."""
     name = variable.name.removesuffix("_observed")
     if name != variable.name and f"{name}_unobserved" in model.named_vars:
-        raise ValueError(
+        raise NeedsAllRows(
             f"{name!r} is observed with missing values, and PyMC makes each of them a parameter: "
             "a parameter with an entry per row can't be sampled from minibatches. Drop the rows "
             "with missing values, or use NUTS."

@@ -78,9 +78,9 @@ class SGHMC(StochasticGradientStep):
     r"""Stochastic gradient Hamiltonian Monte Carlo.
 
     Samples a posterior from minibatches: each step looks at ``batch_size`` rows of the data instead
-    of all. A draw of ``pm.sample`` is several such inner steps. ``SGHMC(batch_size=500)`` needs no
-    further argument. It then
+    of all. A draw of ``pm.sample`` is several such inner steps. ``SGHMC()`` needs no argument. It
 
+    - chooses how many rows a step reads,
     - finds the mode and the curvature of the posterior there,
     - uses them to reduce the noise of gradients from minibatches (control variates), and
     - measures that noise while tuning, and chooses the learning rate so that the bias of the

@@ -107,12 +107,13 @@ class SharedArguments(TypedDict, total=False):
 
     Parameters
     ----------
-    batch_size : int, dict of {str: int} or "auto", optional
+    batch_size : "auto", int, dict of {str: int} or None, default "auto"
         Rows in a minibatch, drawn anew at every inner step; a number above that of the rows means
-        all rows. "auto" chooses the number that gives the most effective draws per row, by the
-        measured noise: 10 to 500 with second-order control variates. A dict is for likelihoods
-        with different numbers of rows: its keys are observed variables, data containers or dims.
-        Default: the batches of ``pm.Minibatch``, or all data.
+        all rows. "auto" chooses the number that gives the most effective draws per second, by the
+        measured noise: 10 to 5,000. It takes the batches of ``pm.Minibatch`` where the model has
+        one, and all data where they have fewer than 1,000 rows or no rows that are independent.
+        A dict is for likelihoods with different numbers of rows: its keys are observed variables,
+        data containers or dims. ``None`` uses all data at every step.
     data : dict of {str: array} or loader, optional
         Data that are too large for the model. Build the model with a few of their rows in
         ``pm.Data``. A dict has arrays, such as ``np.memmap``, by the names of these containers; no
@@ -133,8 +134,7 @@ class SharedArguments(TypedDict, total=False):
         number of rows. "second_order" removes the slope of that difference, too (Dang et al. 2019),
         so that about ten rows a step are enough; where it is too noisy far from the reference
         point, the step logs it and uses "control_variates". "auto" takes the gradient that mixes
-        faster at the same bias, for each chain, by the measured noise; second order only with
-        ``batch_size="auto"`` and in models with group effects.
+        faster at the same bias, for each chain, by the measured noise.
     preconditioner : "auto", None, "diag", "dense" or array of shape (d,) or (d, d), default "auto"
         M⁻¹, best near the posterior variances, (d,), or covariance, (d, d), of all parameters on
         the unconstrained scale, raveled in the order of ``model.value_vars``. "diag" and "dense"
@@ -185,7 +185,7 @@ class SharedArguments(TypedDict, total=False):
     """
 
     batch_size: Annotated[
-        int | Mapping[str, int] | Literal["auto"] | None, Argument(None, _batch_size)
+        int | Mapping[str, int] | Literal["auto"] | None, Argument("auto", _batch_size)
     ]
     data: Annotated[
         Mapping[str, Any] | Iterable[Mapping[str, Any]] | None, Argument(None, is_compared=False)

@@ -1,12 +1,14 @@
 """From a sampler's arguments to its gradients. Knows arguments and gradients, no chain."""
 
+import logging
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pymc.model import Model
 
 from pymc_sghmc.checks import quoted
-from pymc_sghmc.exceptions import NotApplicable
+from pymc_sghmc.exceptions import NeedsAllRows, NotApplicable
 from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.density import LogDensity
@@ -24,10 +26,14 @@ from pymc_sghmc.models.contract import ALL_ROWS, BatchSize
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.row_model import RowModel, row_model
 from pymc_sghmc.models.unknowns import Unknowns
+from pymc_sghmc.phases import begin_phase
 from pymc_sghmc.rows.sources import Source, given_arrays
+from pymc_sghmc.step.setup_display import COMPILING
 from pymc_sghmc.step.warn import refuse_single_rows
 
 __all__ = ["gradients", "model_by_row"]
+
+_log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
 
 def model_by_row(
@@ -93,43 +99,71 @@ def gradients(
     """
     centring = given["centring"]
     may_centre = centring is not None and (isinstance(preconditioner, str) or centring != "auto")
-    batch_size = given["batch_size"]
-    if batch_size is None and effects and not minibatch_outputs([model.logp()]):
-        batch_size = ALL_ROWS  # groups are cut out of all data, too
     rewriting = Rewriting(
         integrated=tuple(effects), recover=given["recover"], may_centre=may_centre
     )
-    rows, source = model_by_row(model, unknowns, batch_size, point, given["data"], rewriting)
+    rows, source = _rows(model, unknowns, point, given, rewriting)
     if isinstance(preconditioner, str):  # which is chosen by how rows differ
         refuse_single_rows([g.batch_size for g in rows.groups if g.batch_size < g.n_rows])
+    begin_phase(f"{COMPILING} gradients")
     density = LogDensity(rows, given["compile_kwargs"])
     plain = minibatch_gradient(rows, density, source, given["replace"])
     if not effects:  # whose rows are clusters
         plain.passes.second_derivatives = second_derivatives(density)
-    if effects and plain.density.given_types and not given["recover"]:
-        others = quoted(name for name, _ in plain.density.given_types)
+    elif density.given_types and not given["recover"]:
+        others = quoted(name for name, _ in density.given_types)
         raise ValueError(
             f"recover=False with marginalize={given['marginalize']!r}: other steps sample "
             f"{others}, given the effects. Leave it at True, or let this step sample all of them."
         )
     if isinstance(centring, dict):
-        _use_given_centring(plain.density, centring)
+        _use_given_centring(density, centring)
     advise_to_integrate_out(model, given, point, unknowns, plain)
-    kind = given["gradient"]
-    given_rows = given["batch_size"] != "auto"
-    if kind in ("control_variates", "second_order") and plain.is_exact and given_rows:
+    return plain, _control_variates(plain, given["gradient"], given["batch_size"])
+
+
+def _rows(
+    model: Model,
+    unknowns: Unknowns,
+    point: Mapping[str, Any],
+    given: Mapping[str, Any],
+    rewriting: Rewriting,
+) -> tuple[RowModel, Source | None]:
+    """Cut the model into rows of minibatches that were asked for, or into none.
+
+    "auto" uses all data where there can't be minibatches, and says so.
+    """
+    batch_size = given["batch_size"]
+    data = given["data"]
+    if batch_size == "auto" and not model.observed_RVs and data is None:
+        batch_size = None  # a prior has no rows
+    if batch_size is None and rewriting.integrated and not minibatch_outputs([model.logp()]):
+        batch_size = ALL_ROWS  # groups are cut out of all data, too
+    try:
+        return model_by_row(model, unknowns, batch_size, point, data, rewriting)
+    except NeedsAllRows as reason:
+        if batch_size != "auto" or data is not None or rewriting.integrated:
+            raise
+        _log.warning(f"All data are used at every step, since minibatches can't be. {reason}")
+    return model_by_row(model, unknowns, None, point, None, rewriting)
+
+
+def _control_variates(
+    plain: MinibatchGradient, kind: str, batch_size: BatchSize
+) -> tuple[ControlVariates | None, AroundExpansion | None]:
+    """Return those of first and second order that a kind of gradient may use."""
+    may_be_exact = isinstance(batch_size, str)
+    if kind in ("control_variates", "second_order") and plain.is_exact and not may_be_exact:
         raise ValueError(
             f'gradient="{kind}": the gradient uses all data and has no noise. Pass a '
             'batch_size, or gradient="auto".'
         )
     moves = kind == "auto" and plain.density.likelihood_needs_others
     if kind == "plain" or plain.is_exact or moves:
-        return plain, (None, None)
-    # with a number of rows that somebody chose, "auto" is what it has always been; but with effects
-    # what remains of the noise of first order makes steps short
-    may_be = not given_rows or plain.density.group_coefficients or effects
+        return None, None
+    begin_phase(f"{COMPILING} control variates")
     second = None
-    if kind == "second_order" or (kind == "auto" and may_be):
+    if kind in ("auto", "second_order"):
         try:
             second = second_order(plain)
         except NotApplicable as reason:
@@ -138,7 +172,7 @@ def gradients(
                     f'gradient="second_order": {reason}. Use gradient="control_variates", or '
                     '"auto".'
                 ) from None
-    return plain, (ControlVariates(plain), second)
+    return ControlVariates(plain), second
 
 
 def _use_given_centring(density: LogDensity, weights: Mapping[str, float]) -> None:

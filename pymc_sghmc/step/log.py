@@ -1,4 +1,4 @@
-"""Log lines of a step: that its set-up begins, and its settings. Changes nothing."""
+"""Log lines of a step that was set up: its settings, and how long that took. Changes nothing."""
 
 import logging
 
@@ -7,10 +7,11 @@ from typing import Any
 from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.hierarchy.marginal import marginal_of
 from pymc_sghmc.hierarchy.placement import TOLERANCE
+from pymc_sghmc.step.setup_display import SetupDisplay
 from pymc_sghmc.tuning.budget import MANY
 from pymc_sghmc.tuning.tuner import Tuner
 
-__all__ = ["WRONG", "log_setup", "log_setup_begins"]
+__all__ = ["WRONG", "log_setup"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
@@ -19,17 +20,12 @@ MANY_VALUES = 100_000  # of effects in a draw, which memory may not hold
 GRADIENTS = ("plain minibatches", "control variates", "second-order control variates")
 
 
-def log_setup_begins(sampler: str) -> None:
-    """Log that a set-up begins."""
-    _log.info(f"Setting up {sampler}...")
-
-
 def log_setup(
     sampler: str,
     tuner: Tuner,
     tuning: Any,
     learning_rate: float,
-    seconds: float,
+    display: SetupDisplay,
     recovers: bool,
 ) -> None:
     """Log the size of the problem, the kind of gradient and the predicted bias; details as debug.
@@ -41,8 +37,8 @@ def log_setup(
     tuning : Tuning
         That chains begin with.
     learning_rate : float
-    seconds : float
-        That the set-up took.
+    display : SetupDisplay
+        Which knows how long it took.
     recovers : bool
         Whether each draw has values of the effects that are integrated out.
     """
@@ -52,8 +48,9 @@ def log_setup(
     _log.info(
         f"{sampler}: {d:,} parameter{'s' * (d > 1)}, "
         f"{_gradient(tuner, tuning)}{_integrated_out(tuner)}, predicted bias of the variances "
-        f"{round(100 * tuning.bias, 1) + 0.0:.1f} %. Setting up took {setup.passes:.0f} passes "
-        f"over the data, {seconds:.1f} s."
+        f"{round(100 * tuning.bias, 1) + 0.0:.1f} %. Setting up took {display.total:.1f} s, "
+        f"{display.compiling:.1f} s of them for building and compiling functions, and "
+        f"{display.passes:.0f} passes over the data."
     )
     _log.debug(f"{sampler}: {_settings(tuner, setup.metric.kind, tuning, learning_rate)}.")
     if tuner.gradients[2] is not None and setup.noise.second_order is None:

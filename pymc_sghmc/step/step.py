@@ -5,8 +5,6 @@ a chain, the inner steps of a draw, statistics, saved states and errors. Contain
 sampler.
 """
 
-import time
-
 from typing import Unpack
 
 import numpy as np
@@ -38,8 +36,9 @@ from pymc_sghmc.step.draw import STATISTICS, Draw, DrawLoop
 from pymc_sghmc.step.explain import explanation, stop_message
 from pymc_sghmc.step.gradients import gradients
 from pymc_sghmc.step.improper import warn_of_improper_posterior
-from pymc_sghmc.step.log import log_setup, log_setup_begins
+from pymc_sghmc.step.log import log_setup
 from pymc_sghmc.step.progress import make_progressbar_update_functions, progressbar_config
+from pymc_sghmc.step.setup_display import COMPILING, shown
 from pymc_sghmc.step.signature import show_shared_arguments
 from pymc_sghmc.step.warn import (
     draw_warning,
@@ -101,6 +100,14 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         self, vars, own, friction="auto", noise=None, /, **shared: Unpack[SharedArguments]
     ):
         given = checked(shared)
+        with shown(type(self).__name__) as display:
+            tuning = self._build(vars, own, friction, noise, given, display)
+        if tuning is not None:
+            self._tell(tuning, display)
+
+    def _build(self, vars, own, friction, noise, given, display):
+        """Make gradients, set up, and compile inner steps; return the settings of a set-up."""
+        display.begin("reading the model")
         name = type(self).__name__
         model = modelcontext(given["model"])
         schedule = schedule_of(given["learning_rate"])
@@ -145,29 +152,30 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         self.draws = DrawLoop(self, self.tuner, n_steps, schedule, varies)
         add_end_of_run_check(temperature_warnings)
         self.begin_chain(get_random_generator(given["rng"]))
-        if self.tuner.needs_setup:
-            self._prepare()
+        tuning = self._prepare() if self.tuner.needs_setup else None
         if self.tuner.setup is not None:
             reference = self._point(self.tuner.setup.fit.mean, point)
             warn_of_improper_posterior(name, model, reference, given["data"] is None)
+        display.begin(f"{COMPILING} inner steps")
         self._compile_inner_steps(point)
+        return tuning
 
     def _prepare(self):
-        """Set up for chains from the initial point, and say what was found."""
+        """Set up for chains from the initial point; return their settings, if there are any."""
         tuner = self.tuner
-        began = time.perf_counter()
         refuse_single_rows(tuner.gradient.data.noisy_batch_sizes)
-        log_setup_begins(type(self).__name__)
         try:
-            tuning = tuner.prepare()
+            return tuner.prepare()
         except NonFinite:
             refuse_missing_values(tuner.gradient.data)
-            return  # pm.sample may start elsewhere; if not, the first draw says what is wrong
-        eta = self.draws.phase(tuning, 0).learning_rate
-        seconds = time.perf_counter() - began
+            return None  # pm.sample may start elsewhere; if not, the first draw says what is wrong
+
+    def _tell(self, tuning, display):
+        """Say what was found, and how long it took."""
         name = type(self).__name__
-        log_setup(name, tuner, tuning, eta, seconds, self.settings["recover"])
-        warn_of_setup(name, tuner, tuning)
+        eta = self.draws.phase(tuning, 0).learning_rate
+        log_setup(name, self.tuner, tuning, eta, display, self.settings["recover"])
+        warn_of_setup(name, self.tuner, tuning)
 
     def _compile_inner_steps(self, point):
         """Make three inner steps, so that chains in other processes find them compiled."""

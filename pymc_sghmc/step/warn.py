@@ -145,7 +145,7 @@ def _warn_of_groups(sampler: str, marginal: Marginal, tuner: Any, tuning: Any) -
     if tuning.order < 2 and not tuner.gradient.is_exact:
         _log.warning(
             f"{sampler}: the posterior isn't near a Gaussian, perhaps because the data hardly "
-            f"determine the scale of effects. Leave batch_size out: each step then takes all "
+            f"determine the scale of effects. Pass batch_size=None: each step then takes all "
             f"{marginal.counts.sum():,} rows. With minibatches standard deviations may be off by a "
             "tenth or more, as these are much noisier in some places than in others."
         )

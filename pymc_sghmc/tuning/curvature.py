@@ -16,6 +16,7 @@ from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
 from pymc_sghmc.gradients.likelihood_hessian import LikelihoodHessian
 from pymc_sghmc.gradients.metric import Array, LowRank, Metric
+from pymc_sghmc.phases import count_passes
 
 __all__ = [
     "MAX_DENSE",
@@ -83,7 +84,7 @@ class CountedPasses:
 
     def __call__(self, x: Array, rows: Rows) -> tuple[float, Array]:
         """Log-density and gradient at a point."""
-        self.passes += 1.0 if rows is None else sum(map(len, rows)) / self.n_rows
+        self._count(1.0 if rows is None else sum(map(len, rows)) / self.n_rows)
         position = x.astype(self.dtype)
         with np.errstate(all="ignore"):
             logp, grad = self.over.log_density(position, rows)
@@ -162,7 +163,11 @@ class CountedPasses:
             yield self._exact if self._exact.is_known else None
         finally:
             share = 1.0 if self.subset is None else sum(map(len, self.subset)) / self.n_rows
-            self.passes += (self._exact.evaluations - before) * share
+            self._count((self._exact.evaluations - before) * share)
+
+    def _count(self, passes: float) -> None:
+        self.passes += passes
+        count_passes(passes)
 
     def likelihood(self, x: Array) -> Array:
         """Gradient of the log-likelihood alone, over the subset."""

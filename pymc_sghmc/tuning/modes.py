@@ -23,6 +23,7 @@ from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.metric import Array, Dense, Diagonal, Metric
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.passes import Passes
+from pymc_sghmc.phases import begin_phase, count_passes
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.setups import Setups
 from pymc_sghmc.tuning.variational_fit import lower
@@ -200,6 +201,7 @@ def starts_in_modes(setups: Setups, gradient: MinibatchGradient, start: Array) -
     if reason is not None:
         _log.debug(f"Other modes were not searched for: {reason}.")
         return [start]
+    begin_phase("searching for other modes")
     began = time.perf_counter()
     found = search(gradient.passes, first.fit, start, first.passes)
     _log.debug(
@@ -207,6 +209,7 @@ def starts_in_modes(setups: Setups, gradient: MinibatchGradient, start: Array) -
         f"evaluations on a subset, {found.passes:.1f} passes over the data, "
         f"{time.perf_counter() - began:.2f} s; {max(0, len(found.modes) - 1)} candidates."
     )
+    count_passes(found.passes)
     others = [mode.position.astype(gradient.density.dtype) for mode in found.modes[1:]]
     return _confirmed(setups, gradient.passes, [start, *others]) if others else [start]
 

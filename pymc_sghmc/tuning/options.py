@@ -10,17 +10,9 @@ from typing import Any
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE, MAX_MULTIPLIER, ChainTuning
 from pymc_sghmc.tuning.setup import MOST_FAR_NOISE, Setup
 from pymc_sghmc.tuning.setup_request import SetupRequest
+from pymc_sghmc.tuning.sizes import sizes_in_question
 
 __all__ = ["options"]
-
-FEW = (10, 20, 50, 100, 200)  # rows, beside those that the noise was measured with
-MANY = (1000, 2000, 5000)
-SIZES = (100, 200, *MANY), (100, 200, *MANY), (*FEW, *MANY)  # by the order of the gradient
-# Clusters with all of their rows. Where there are fewer than MANY_CLUSTERS each weighs much, far
-# out most of all.
-FEWEST = 2
-FEWEST_OF_FEW = 10
-MANY_CLUSTERS = 1000
 
 
 def options(
@@ -62,11 +54,8 @@ def options(
 def _of_sizes(tuning: ChainTuning, setup: Setup, data: Any) -> list[ChainTuning]:
     """Return the same with other numbers of rows, as far as they may serve."""
     [n, *_] = data.noisy_batch_sizes
-    noisy = [rows for rows, is_noisy in zip(data.n_rows, data.is_noisy, strict=True) if is_noisy]
     each = data.rows_of_each
-    fewest = FEWEST if max(noisy) >= MANY_CLUSTERS else FEWEST_OF_FEW
-    in_question = dict.fromkeys(max(fewest, round(rows / each)) for rows in SIZES[tuning.order])
-    sizes = [n, *(size for size in in_question if size <= max(noisy) // 2)]
+    sizes = sizes_in_question(data, tuning.order)
     if tuning.order == 2:
         far_noise = setup.noise.second_order_far
         sizes = [size for size in sizes if far_noise * n / size <= MOST_FAR_NOISE]

@@ -22,6 +22,7 @@ from pymc_sghmc.gradients.metric import (
     Metric,
     preconditioner_metric,
 )
+from pymc_sghmc.phases import begin_phase, count_passes
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.curvature import (
     MAX_DENSE,
@@ -42,6 +43,7 @@ from pymc_sghmc.tuning.noise_around import (
 )
 from pymc_sghmc.tuning.posterior_fit import fit_posterior
 from pymc_sghmc.tuning.setup_request import SetupRequest
+from pymc_sghmc.tuning.sizes import sizes_in_question
 
 __all__ = ["MOST_FAR_NOISE", "Anchors", "Limits", "Noise", "Setup", "set_up"]
 
@@ -105,6 +107,7 @@ def set_up(
     preconditioner: Any,
     optimise: bool,
     temperature: float,
+    finds_rows: bool = False,
 ) -> Setup:
     """Fit a Gaussian from ``start``, and measure the noise of all gradients around it.
 
@@ -123,14 +126,23 @@ def set_up(
         ``False``: the start is the mean of the fit.
     temperature : float
         The noise is measured at draws from the fit with this temperature.
+    finds_rows : bool, default False
+        Whether the number of rows in a minibatch is chosen afterwards.
     """
     gradient.data.resize(None)
+    begin_phase("fitting a Gaussian to the posterior")
     is_automatic = isinstance(preconditioner, str)
     dense = (is_automatic and preconditioner == "dense") or start.size <= MAX_DENSE
     fit = fit_posterior(gradient.passes, start, dense, optimise, request.metric)
     metric, curvature = _metric(gradient.passes, fit, preconditioner, dense)
     metric = metric.astype(gradient.density.dtype)
-    measured = _measured(gradient, expansions, fit, metric, temperature)
+    begin_phase("measuring the noise of gradients")
+    growth = 1.0
+    if finds_rows:
+        sizes = sizes_in_question(gradient.data, order=2)
+        growth = max(sizes) / sizes[0]
+    measured = _measured(gradient, expansions, fit, metric, temperature, MOST_FAR_NOISE * growth)
+    count_passes(measured.passes)
     noise = measured.noise
     if is_automatic:
         metric, curvature, noise = _with_noisy_directions_shrunk(metric, curvature, noise)
@@ -186,9 +198,17 @@ class _Measured(NamedTuple):
 
 
 def _measured(
-    gradient: Any, expansions: Sequence[Any], fit: GaussianFit, metric: Metric, temperature: float
+    gradient: Any,
+    expansions: Sequence[Any],
+    fit: GaussianFit,
+    metric: Metric,
+    temperature: float,
+    most_far_noise: float,
 ) -> _Measured:
-    """Give control variates their reference points, and measure the noise of all gradients."""
+    """Give control variates their reference points, and measure the noise of all gradients.
+
+    Those of second order are given up with more noise than ``most_far_noise`` at 2 sds.
+    """
     first, second = expansions
     if second is not None and not second.is_right(fit.mean, fit.metric):
         _log.warning(
@@ -206,7 +226,7 @@ def _measured(
         far = float(variance_far.max())
         if gradient.density.has_long_tails:
             far = max(far, MOST_FAR_NOISE * noise_at_edge(second, fit, metric))
-        if not far <= MOST_FAR_NOISE:
+        if not far <= most_far_noise:
             second = None
             near_by = None
     of_first = None

@@ -36,6 +36,8 @@ class Setups:
     reference_point : array of shape (d,) or None
         A point to use instead of the mode.
     temperature : float
+    finds_rows : bool, default False
+        Whether the number of rows in a minibatch is chosen afterwards.
 
     Attributes
     ----------
@@ -53,12 +55,14 @@ class Setups:
         preconditioner: Any,
         reference_point: Array | None,
         temperature: float,
+        finds_rows: bool = False,
     ) -> None:
         self._gradient = gradient
         self._expansions = expansions
         self._preconditioner = preconditioner
         self.reference_point = reference_point
         self._temperature = temperature
+        self._finds_rows = finds_rows
         self.current: Setup | None = None
         self.request: SetupRequest | None = None
         self._kept: list[
@@ -115,6 +119,7 @@ class Setups:
                 preconditioner=self._preconditioner,
                 optimise=optimise,
                 temperature=self._temperature,
+                finds_rows=self._finds_rows,
             )
             self.current = setup
         else:

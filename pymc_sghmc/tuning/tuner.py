@@ -112,6 +112,7 @@ class Tuner:
             preconditioner=preconditioner,
             reference_point=reference_point,
             temperature=settings.temperature,
+            finds_rows=self.finds_rows,
         )
         metric: Metric = Identity(gradient.density.d)
         if isinstance(preconditioner, np.ndarray):

@@ -875,7 +875,7 @@ def test_minibatches_where_no_gaussian_is_near_are_warned_of(caplog):
             step = SGHMC(marginalize=["u"], **options)
             assert not step.tuner.setup.is_gaussian
         assert (batch_size is None) is (
-            f"Leave batch_size out: each step then takes all {N} rows" not in caplog.text
+            f"Pass batch_size=None: each step then takes all {N} rows" not in caplog.text
         )
         caplog.clear()
 
@@ -1031,5 +1031,5 @@ def test_groups_without_any_row_are_refused_in_words():
     with pm.Model():
         u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), shape=5)
         pm.Normal("y", u[np.empty(0, int)], 1, observed=np.empty(0))
-        with pytest.raises(ValueError, match="marginalize: 'y' has no rows"):
+        with pytest.raises(ValueError, match="'y' has no rows"):
             SGHMC(marginalize=["u"])

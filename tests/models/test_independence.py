@@ -173,7 +173,7 @@ def no_data():
     "make", [autoregression, random_walk, gaussian_process, mvnormal_over_rows, scalars, no_data]
 )
 def test_likelihood_without_rows_is_refused(make):
-    refusal(build(make), 4, "batch_size", "eave batch_size out")
+    refusal(build(make), 4, "batch_size", "batch_size=None")
 
 
 def unknown_by_row():

@@ -86,7 +86,7 @@ def model():
 RUNS = {
     "SGHMC": (SGHMC, {"batch_size": 200}, 1000),
     "SGLD": (SGLD, {"batch_size": 200}, 1500),
-    "SGHMC on all data": (SGHMC, {}, 600),
+    "SGHMC on all data": (SGHMC, {"batch_size": None}, 600),
 }
 NAMES = [pytest.param(name, marks=pytest.mark.slow if name == "SGLD" else []) for name in RUNS]
 

@@ -264,7 +264,9 @@ def test_score_of_sizes_is_contraction_of_a_draw_for_its_time():
     assert score(tuning_of(rate=0.01, rows=20)) < score(tuning_of(rate=0.4, rows=500))
     # beside a matrix of d² numbers few rows cost nothing
     wide = {"noise": np.ones(900)}
-    ratio = score(tuning_of(rate=0.4, rows=20, **wide)) / score(tuning_of(rate=0.4, rows=500, **wide))
+    ratio = score(tuning_of(rate=0.4, rows=20, **wide)) / score(
+        tuning_of(rate=0.4, rows=500, **wide)
+    )
     assert 1 < ratio < 1.1
     # and beyond what makes draws independent nothing is gained
     assert score(tuning_of(rate=1.0, rows=20)) == score(tuning_of(rate=0.99, rows=20))

@@ -1,0 +1,32 @@
+"""Numbers of rows in a minibatch among which the step chooses. Knows data, no set-ups."""
+
+from typing import Any
+
+__all__ = ["sizes_in_question"]
+
+FEW = (10, 20, 50, 100, 200)  # rows, beside those that the noise is measured with
+MANY = (1000, 2000, 5000)
+SIZES = (100, 200, *MANY), (100, 200, *MANY), (*FEW, *MANY)  # by the order of the gradient
+# Clusters with all of their rows. Where there are fewer than MANY_CLUSTERS each weighs much, far
+# out most of all.
+FEWEST = 2
+FEWEST_OF_FEW = 10
+MANY_CLUSTERS = 1000
+
+
+def sizes_in_question(data: Any, order: int) -> list[int]:
+    """Return the numbers of rows, or of clusters, that minibatches may have.
+
+    Parameters
+    ----------
+    data : InMemory
+        Whose minibatches have the number that the noise is measured with, the first of them.
+    order : int
+        Of the gradient.
+    """
+    [n, *_] = data.noisy_batch_sizes
+    noisy = [rows for rows, is_noisy in zip(data.n_rows, data.is_noisy, strict=True) if is_noisy]
+    fewest = FEWEST if max(noisy) >= MANY_CLUSTERS else FEWEST_OF_FEW
+    of_rows = [round(rows / data.rows_of_each) for rows in SIZES[order]]
+    in_question = dict.fromkeys(max(fewest, size) for size in of_rows)
+    return [n, *(size for size in in_question if size <= max(noisy) // 2)]
