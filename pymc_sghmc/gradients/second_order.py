@@ -13,7 +13,7 @@ from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 from pytensor.sparse import CSR, dot
 
-from pymc_sghmc.exceptions import NotApplicable
+from pymc_sghmc.exceptions import NonFinite, NotApplicable
 from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.density import Graph, LogDensity
 from pymc_sghmc.gradients.expansion import expand, fits, is_right, noise_at
@@ -106,9 +106,17 @@ class SecondOrder(AroundExpansion):
         return is_right(self, centre, metric)
 
     def jacobian(self, group: int, inputs: tuple[Any, ...]) -> Jacobian:
-        """∂ζ/∂θ of some rows of a group, by what functions of rows take of them."""
+        """∂ζ/∂θ of some rows of a group, by what functions of rows take of them.
+
+        Raises
+        ------
+        NonFinite
+            If ζ isn't finite.
+        """
         found = self.derivatives.jacobian(self.density, group, inputs)
-        assert found is not None  # as was seen when these control variates were made
+        if found is None:  # with numbers among the data that are none
+            nothing = np.full(self.density.d, np.nan)
+            raise NonFinite(nothing, nothing, np.nan)
         return found
 
     def set_centre(self, centre: Array, metric: Metric) -> float:

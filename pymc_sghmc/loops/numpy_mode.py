@@ -21,7 +21,9 @@ from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.link.vm import VMLinker
 from pytensor.scalar.math import Log1mexp, Softplus, TriGamma
 from pytensor.scan.op import Scan
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.subtensor import AdvancedSubtensor
 from scipy.special import zeta
 
 from pymc_sghmc.compat import adds_to_rows
@@ -29,6 +31,7 @@ from pymc_sghmc.loops.backends import is_compiled_by_default
 
 __all__ = ["compile_for_many_rows"]
 
+FUSING = "fusion", "inplace", "local_pow_to_nested_squaring"  # NumPy has no fused operations
 LAST = 1000  # among PyTensor's rewrites: after all that may add operations
 
 
@@ -59,7 +62,7 @@ def compile_for_many_rows(
 
 def _numpy_mode() -> Mode:
     linker = VMLinker(use_cloop=False, c_thunks=False)
-    mode = Mode(linker=linker, optimizer="fast_run").excluding("fusion", "inplace")
+    mode = Mode(linker=linker, optimizer="fast_run").excluding(*FUSING)
     return mode.register((_WithFunctionsOfArrays(), LAST))
 
 
@@ -97,7 +100,25 @@ def _function_of(node: Apply) -> Callable[..., Any] | None:
         return ELEMENTWISE.get(type(node.op.scalar_op))
     if adds_to_rows(node):
         return _with_rows_added
+    if _takes_alike(node):
+        return _taken
     return None
+
+
+def _takes_alike(node: Apply) -> bool:
+    """Whether a node takes the same entries of each array of a batch, which PyTensor does in turn.
+
+    Such is each row's own copy of a matrix of which some entries are needed.
+    """
+    if not (isinstance(node.op, Blockwise) and isinstance(node.op.core_op, AdvancedSubtensor)):
+        return False
+    indices = node.inputs[1:]
+    return len(indices) == len(node.op.inputs_sig[0]) and all(
+        index.type.dtype.startswith("int")
+        and len(core) == 1
+        and all(length == 1 for length in index.type.shape[:-1])
+        for index, core in zip(indices, node.op.inputs_sig[1:], strict=True)
+    )
 
 
 class OfArrays(Op):
@@ -160,6 +181,12 @@ def _trigamma(x: np.ndarray) -> np.ndarray:
     """Second derivative of log Γ, by reflection where x isn't positive."""
     positive = zeta(2, np.where(x > 0, x, 1 - x))
     return np.where(x > 0, positive, (np.pi / np.sin(np.pi * x)) ** 2 - positive)
+
+
+def _taken(arrays: np.ndarray, *indices: np.ndarray) -> np.ndarray:
+    """Entries of the last axes of ``arrays``, by equal indices for all of them."""
+    places: Any = (..., *[index.ravel() for index in indices])
+    return arrays[places]
 
 
 def _with_rows_added(array: np.ndarray, addends: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ from pymc_sghmc.protocols import Array
 
 __all__ = ["Quadratics", "RowSlopes", "row_slopes"]
 
-MAX_NUMBERS = 6  # in ζ of a row: 28 in its quadratic function
+MAX_NUMBERS = 12  # in ζ of a row: 91 in its quadratic function
 
 
 class Quadratics:

@@ -24,7 +24,7 @@ MANY_ENTRIES = 50  # of flat priors; a gradient of all data is taken for each
 FAR = 1e6  # times 1 + |θ|; no proper posterior in sensible units reaches so far
 DROP = 1.0  # of the log-density, by which it must be lower there
 DIFFERENCE = 1e-3  # times 1 + |θ|, of the Hessian by differences
-STACKLEVEL = 5  # two functions here, the step's and the sampler's __init__, and who calls it
+STACKLEVEL = 6  # two functions here, two of the step's and the sampler's __init__, and who calls it
 
 
 def warn_of_improper_posterior(

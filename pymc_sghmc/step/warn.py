@@ -37,7 +37,7 @@ _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
 MANY_ROWS = 1000  # more aren't needed to see a jump
 FEW_DRAWS = 50  # of tuning, too few to measure by
-STACKLEVEL = 4  # a function here, the step's and the sampler's __init__, and who calls it
+STACKLEVEL = 5  # a function here, two of the step's and the sampler's __init__, and who calls it
 
 
 def warn_of_other_steps(sampler: str, model: Model, density: Any, data: Any) -> None:

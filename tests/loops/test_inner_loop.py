@@ -294,7 +294,8 @@ def test_control_variates_without_remembered_terms_are_compiled_alike(monkeypatc
 def test_wrong_step_is_found_on_the_users_own_model(model, monkeypatch, caplog):
     """Terms that were remembered wrongly, say: chains go on in Python, with a word."""
     with model:
-        right = SGHMC(batch_size=20, compile_kwargs=FAST)
+        given = {"batch_size": 20, "gradient": "control_variates", "compile_kwargs": FAST}
+        right = SGHMC(**given)
         true = ControlVariates.symbolic
 
         def wrong(self, position, reports=False):
@@ -302,7 +303,7 @@ def test_wrong_step_is_found_on_the_users_own_model(model, monkeypatch, caplog):
             return none, 1.1 * gradient, *others
 
         monkeypatch.setattr(ControlVariates, "symbolic", wrong)
-        step = SGHMC(batch_size=20, compile_kwargs=FAST)
+        step = SGHMC(**given)
     assert "doesn't agree with the gradient" in caplog.text
     loops = step.draws.loops._loops
     assert list(loops.values()) == [None]
@@ -442,7 +443,7 @@ def test_kinetic_temperature_is_in_units_of_the_learning_rate(model):
 
 def test_each_kind_of_gradient_and_setting_has_its_own_loop(model):
     with model:
-        step = SGHMC(batch_size=20, compile_kwargs=FAST)
+        step = SGHMC(batch_size=20, gradient="control_variates", compile_kwargs=FAST)
     step.begin_chain(np.random.default_rng(0))
     step.step(start_of(step))
     chain, loops = step.chain, set()

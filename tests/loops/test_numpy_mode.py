@@ -10,6 +10,7 @@ import pytest
 from pymc.pytensorf import compile as compile_plainly
 from pytensor import config
 from pytensor.compile.mode import Mode, get_mode
+from pytensor.graph.replace import vectorize_graph
 from pytensor.link.vm import VMLinker
 from targets import gradient_of
 
@@ -29,6 +30,7 @@ ELEMENTWISE = {
     "sum of many": (lambda x: pt.add(x, x**2, pt.exp(-(x**2)), pt.sin(x)), X),
     "product of many": (lambda x: pt.mul(x, pt.cos(x), pt.exp(-(x**2)), x + 1), X),
     "sigmoid": (pt.sigmoid, X),
+    "powers": (lambda x: x**3 + x**-4 + x**7, X),
     "log Gamma": (pt.gammaln, POSITIVE),
     "digamma": (pt.digamma, POSITIVE),
 }
@@ -74,6 +76,20 @@ def test_adding_to_chosen_rows(rows):
     values = np.arange(1.0, 8.0)
     expected = 2 * values * np.bincount(rows, minlength=7)
     np.testing.assert_allclose(function(values, np.array(rows, dtype=np.int64)), expected)
+
+
+def test_taking_the_same_entries_of_each_array():
+    """As each row's own copy of a Cholesky factor; PyTensor would take them row by row."""
+    x = pt.tensor3("x", dtype="float64")
+    i = np.array([0, 1, 1])
+    j = np.array([0, 0, 1])
+    matrix = pt.matrix("matrix", dtype="float64")
+    y = vectorize_graph(matrix[i, j], {matrix: x})
+    function = in_numpy(x, y)
+    kinds = {type(node.op).__name__ for node in function.maker.fgraph.apply_nodes}
+    assert "Blockwise" not in kinds
+    values = np.random.default_rng(1).standard_normal((50, 2, 3))
+    np.testing.assert_array_equal(function(values), values[:, i, j])
 
 
 def test_a_mode_that_somebody_chose_is_kept():
