@@ -498,8 +498,9 @@ def test_a_step_method_is_pickled_without_its_data():
         pm.Normal("y", pm.math.dot(X, beta), 1.0, observed=X @ [1.0, -1.0])
         step = SGHMC(batch_size=100, gradient="control_variates")
     pickled = cloudpickle.dumps(step)
-    # arrays of 3 to 6 MB in the gradient, and pools of 2 to 7 MB in the anchor
-    assert len(pickled) < 1_500_000
+    # arrays of 3 to 6 MB in the gradient, and pools of 2 to 7 MB in the anchor: what is left
+    # is graphs, smaller than the smallest of them together
+    assert len(pickled) < 2_000_000
     back = pickle.loads(pickled)
     arrays = (method.tuner.gradient.data.arrays for method in (step, back))
     for array, other in zip(*arrays, strict=True):
