@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Expansion", "expand", "fits", "fitted", "is_right", "noise_at"]
 
-N_PAIRS = 8  # of points at each distance, or fewer above ...
+N_PAIRS = 4  # of points at each distance, or half of that above ...
 N_FEW_ROWS = 2_000_000
 DISTANCES = (1.0, 3.0)  # sds: rare rows that are saturated nearby are met farther out
 BLOCK_BYTES = 2**23  # of Jacobians, and of what is known at all points, at a time
@@ -70,7 +70,7 @@ def expand(gradient: "SecondOrder", centre: Array, metric: Metric) -> tuple[Expa
     dtype = gradient.density.dtype
     d = centre.size
     position = centre.astype(dtype)
-    n_pairs = N_PAIRS if sum(data.n_rows) <= N_FEW_ROWS else N_PAIRS // 4
+    n_pairs = N_PAIRS if sum(data.n_rows) <= N_FEW_ROWS else N_PAIRS // 2
     z = np.random.default_rng(0).standard_normal((n_pairs, d))
     shifts = [
         sign * far * shift for far in DISTANCES for shift in metric.to_thetas(z) for sign in (1, -1)
@@ -110,7 +110,7 @@ def expand(gradient: "SecondOrder", centre: Array, metric: Metric) -> tuple[Expa
         raise NonFinite(position, slope, logp)
     order = ByLeverage(data, leverages)
     found = Expansion(position, np.asarray(logp), slope.astype(dtype), hessian, order, tables)
-    return found, 2.0 + len(probes) + J.n_positions
+    return found, 2.0 + len(probes) + J.n_passes
 
 
 def _arrays_of(hessian: Any, is_sparse: bool, dtype: DTypeLike) -> tuple[Array, ...]:

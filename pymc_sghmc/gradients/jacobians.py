@@ -25,8 +25,10 @@ MOST_POSITIONS = 300  # ... ζ is taken at so many at most
 FEW = 3  # entries, as many as there are positions that would find which of them a row sees
 ZERO = 1e-9  # of the largest derivative by an entry, below which there is none
 DENSE = 0.1  # share of the numbers in J that aren't zero, above which it is a full matrix
+MOVES = 3  # of a column's entries together
+NUMBERS = 2**20  # in ζ at all positions of one pass
 
-Zetas = Callable[[Array], Array]  # ζ of some rows at a position, (n, m)
+Zetas = Callable[[Array], Array]  # ζ of some rows at some positions, (P, n, m)
 
 
 class Jacobian:
@@ -36,14 +38,14 @@ class Jacobian:
     ----------
     J : array or csr_array of shape (n·m, d)
     m : int
-    n_positions : float
-        At which ζ was taken.
+    n_passes : float
+        Over the rows that it took.
     """
 
-    def __init__(self, J: Any, m: int, n_positions: float) -> None:
+    def __init__(self, J: Any, m: int, n_passes: float) -> None:
         self.J = J
         self.m = m
-        self.n_positions = n_positions
+        self.n_passes = n_passes
         self.n, self.d = J.shape[0] // m, J.shape[1]
 
     @property
@@ -136,7 +138,7 @@ def jacobian(zetas: Zetas, shapes: Sequence[tuple[int, ...]]) -> Jacobian | None
     Parameters
     ----------
     zetas : callable
-        ζ of the rows at a position, (n, m).
+        ζ of the rows at P positions (P, d), (P, n, m).
     shapes : list of tuple
         Of the parameters, in the order of a position.
 
@@ -145,27 +147,38 @@ def jacobian(zetas: Zetas, shapes: Sequence[tuple[int, ...]]) -> Jacobian | None
     Jacobian or None
         None if ζ isn't linear, or if it would take too many positions.
     """
-    d = sum(map(math.prod, shapes))
-    probe = _Probe(zetas, d)
+    probe = _Probe(zetas, sum(map(math.prod, shapes)))
+    columns = list(_columns(shapes))
     found: list[tuple[Array, Array, Array]] = []  # rows, columns and values
-    for column in _columns(shapes):
-        one_entry = probe.of_one_entry(column) if column.size > FEW else None
-        if one_entry is not None:
-            found.append(one_entry)
-            continue
-        if d > MANY and probe.n_positions + column.size > MOST_POSITIONS:
+    one_by_one = [column for column in columns if column.size <= FEW]
+    for column, changes in probe.of_large([c for c in columns if c.size > FEW]):
+        entries = _one_entry(column, changes, probe.exact)
+        if entries is None:
+            one_by_one.append(column)
+        else:
+            found.append(entries)
+    if one_by_one:
+        places = np.concatenate(one_by_one)
+        if probe.d > MANY and probe.n_positions + places.size > MOST_POSITIONS:
             return None
-        for place in column:
-            values = probe.moved(place, 1.0) / FAR
-            rows = np.flatnonzero(values)
-            found.append((rows, np.full(rows.size, place), values[rows]))
-    rows, columns, values = map(np.concatenate, zip(*found, strict=True))
-    J: Any = coo_array((values, (rows, columns)), shape=(probe.here.size, d)).tocsr()
-    if not probe.agrees_with(J):
-        return None
-    if J.nnz > DENSE * probe.here.size * d:
-        J = J.toarray()
-    return Jacobian(J, probe.m, probe.n_positions)
+        for place, change in zip(places, probe.of_places(places), strict=True):
+            rows = np.flatnonzero(change)
+            found.append((rows, np.full(rows.size, place), change[rows] / FAR))
+    J = _matrix(found, (probe.here.size, probe.d))
+    return Jacobian(J, probe.m, probe.n_passes) if probe.agrees_with(J) else None
+
+
+def _matrix(entries: Sequence[tuple[Array, Array, Array]], shape: tuple[int, int]) -> Any:
+    """Return the matrix of rows, columns and values: a full one, or sparse where few aren't zero.
+
+    No entry is given twice.
+    """
+    rows, columns, values = map(np.concatenate, zip(*entries, strict=True))
+    if values.size <= DENSE * shape[0] * shape[1]:
+        return coo_array((values, (rows, columns)), shape=shape).tocsr()
+    full = np.zeros(shape)
+    full[rows, columns] = values
+    return full
 
 
 def _columns(shapes: Sequence[tuple[int, ...]]) -> Iterator[Array]:
@@ -186,44 +199,70 @@ class _Probe:
     """Takes ζ at positions, beside that at zero, and counts them."""
 
     def __init__(self, zetas: Zetas, d: int) -> None:
-        here = zetas(np.zeros(d))
+        [here] = zetas(np.zeros((1, d)))
         self._zetas = zetas
-        self._d = d
+        self.d = d
         self.m = here.shape[1]
         self.here: Array = here.ravel()
         self.exact = np.finfo(here.dtype).eps ** 0.5  # relative error of a ζ that is linear
         self.n_positions = 1
+        self.n_passes = 1  # over the rows: each takes many positions
 
-    def _at(self, position: Array) -> Array:
-        self.n_positions += 1
-        return self._zetas(position).ravel() - self.here
+    def of_large(self, columns: Sequence[Array]) -> Iterator[tuple[Array, list[Array]]]:
+        """Yield each column with the changes of ζ, (n·m,) each, by its three moves."""
+        moves = ((column, move) for column in columns for move in _moves(column.size))
+        changes = self._changes(moves, MOVES * len(columns))
+        for column in columns:
+            yield column, [next(changes) for _ in range(MOVES)]
 
-    def moved(self, places: Any, by: Array | float) -> Array:
-        """Return by how much ζ changes, (n·m,)."""
-        position = np.zeros(self._d)
-        position[places] = FAR * by
-        return self._at(position).astype(float)
-
-    def of_one_entry(self, column: Array) -> tuple[Array, Array, Array] | None:
-        """Rows, columns and values of J if each row sees one of the entries at most."""
-        one = self.moved(column, 1.0)
-        size = np.abs(one).max(initial=0.0)
-        rows = np.flatnonzero(np.abs(one) > ZERO * size)
-        numbers = np.arange(1.0, column.size + 1) / column.size
-        share = self.moved(column, numbers)[rows] / one[rows]
-        place = np.nan_to_num(np.clip(np.rint(share * column.size) - 1, 0, column.size - 1))
-        place = place.astype(int)
-        by = np.random.default_rng(0).uniform(-1, 1, column.size)
-        expected = np.zeros(self.here.size)
-        expected[rows] = one[rows] * by[place]
-        off = np.abs(self.moved(column, by) - expected).max(initial=0.0)
-        if not off <= self.exact * size:
-            return None
-        return rows, column[place], one[rows] / FAR
+    def of_places(self, places: Array) -> Iterator[Array]:
+        """Yield the change of ζ, (n·m,), by each of the places in a position."""
+        return self._changes(((place, 1.0) for place in places), places.size)
 
     def agrees_with(self, J: Any) -> bool:
         """Whether J tells ζ in a direction that it wasn't found from."""
-        position = np.random.default_rng(1).standard_normal(self._d)
-        off = np.abs(self._at(position) - J @ position)
+        position = np.random.default_rng(1).standard_normal(self.d)
+        off = np.abs(self._at(position[None]).ravel() - J @ position)
         size = np.abs(J) @ np.abs(position) + np.abs(self.here)
         return bool((off <= self.exact * size + 1e-300).all())
+
+    def _changes(self, moves: Iterator[tuple[Any, Any]], n_moves: int) -> Iterator[Array]:
+        """Yield the change of ζ by each of some moves, many in one pass."""
+        at_a_time = max(1, NUMBERS // max(1, self.here.size))
+        for start in range(0, n_moves, at_a_time):
+            positions = np.zeros((min(at_a_time, n_moves - start), self.d))
+            for position in positions:
+                places, by = next(moves)
+                position[places] = FAR * by
+            yield from self._at(positions).astype(float)
+
+    def _at(self, positions: Array) -> Array:
+        """ζ beside that at zero, (P, n·m)."""
+        self.n_positions += len(positions)
+        self.n_passes += 1
+        return self._zetas(positions).reshape(len(positions), -1) - self.here
+
+
+def _moves(size: int) -> tuple[Array, Array, Array]:
+    """By how much the entries of a column are moved: alike, by their number, and at random."""
+    numbers = np.arange(1.0, size + 1) / size
+    return np.ones(size), numbers, np.random.default_rng(0).uniform(-1, 1, size)
+
+
+def _one_entry(
+    column: Array, changes: Sequence[Array], exact: float
+) -> tuple[Array, Array, Array] | None:
+    """Rows, columns and values of J if each row sees one of the entries at most."""
+    one, numbered, random = changes
+    _, _, by = _moves(column.size)
+    size = np.abs(one).max(initial=0.0)
+    rows = np.flatnonzero(np.abs(one) > ZERO * size)
+    share = numbered[rows] / one[rows]
+    place = np.nan_to_num(np.clip(np.rint(share * column.size) - 1, 0, column.size - 1))
+    place = place.astype(int)
+    expected = np.zeros(one.size)
+    expected[rows] = one[rows] * by[place]
+    off = np.abs(random - expected).max(initial=0.0)
+    if not off <= exact * size:
+        return None
+    return rows, column[place], one[rows] / FAR

@@ -12,7 +12,7 @@ import operator
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pytensor.tensor as pt
@@ -26,6 +26,9 @@ from pymc_sghmc.gradients.jacobians import Jacobian, jacobian
 from pymc_sghmc.models.row_slopes import Quadratics, RowSlopes, row_slopes
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory
+
+if TYPE_CHECKING:
+    from pytensor.tensor.variable import TensorVariable
 
 __all__ = ["LikelihoodHessian", "SecondDerivatives", "second_derivatives"]
 
@@ -51,7 +54,7 @@ class SecondDerivatives:
         graph = density.graph
         n = len(slopes.zetas)
         by_row = graph.at_position([*slopes.zetas, *slopes.second], slopes.variables)
-        self.zetas = density.row_function(by_row[:n])
+        self.zetas = _at_positions(density, by_row[:n], graph.rows)  # (P, n, m) of each group
         self.second = density.row_function(by_row[n:])
         self.quadratics: list[Quadratics] = slopes.quadratics
         self.shapes = [np.shape(graph.model.point[v.name]) for v in graph.variables]
@@ -69,8 +72,8 @@ class SecondDerivatives:
             What functions of rows take of these rows besides a position.
         """
 
-        def zetas(position: Array) -> Array:
-            values: Array = self.zetas(position.astype(density.dtype), *inputs)[group]
+        def zetas(positions: Array) -> Array:
+            values: Array = self.zetas(positions.astype(density.dtype), *inputs)[group]
             return values
 
         return jacobian(zetas, self.shapes)
@@ -98,31 +101,43 @@ def second_derivatives(density: LogDensity) -> SecondDerivatives | None:
     return None if slopes is None else SecondDerivatives(density, slopes)
 
 
-def _prior_gradients(density: LogDensity, slopes: RowSlopes) -> Callable[..., Array]:
-    """Compile the prior's gradient at many positions: f(positions (P, d), *given) is (P, d)."""
+def _prior_gradients(density: LogDensity, slopes: RowSlopes) -> Callable[..., list[Array]]:
+    """Compile the prior's gradient at many positions: f(positions (P, d), *given) is [(P, d)]."""
     graph = density.graph
     prior = clone_replace([graph.model.log_prior])[0]
     gradients = pt.grad(rewrite_pregrad(prior), slopes.variables, disconnected_inputs="ignore")
     joined = pt.concatenate([g.ravel() for g in gradients])
-    [gradient] = graph.at_position([joined], slopes.variables)
-    inputs = [*graph.arrays, *graph.given]
+    return _at_positions(density, graph.at_position([joined], slopes.variables), [])
+
+
+def _at_positions(
+    density: LogDensity, outputs: Sequence["TensorVariable"], rows: Sequence["TensorVariable"]
+) -> Callable[..., list[Array]]:
+    """Compile functions of a position as one of many: f(positions (P, d), *rows, *others)."""
+    graph = density.graph
+    inputs = [*rows, *graph.arrays, *graph.given]
     positions = pt.matrix("positions", dtype=graph.position.dtype)
     try:
-        many = vectorize_graph(gradient, {graph.position: positions})
-        many = pt.broadcast_to(many, positions.shape)
+        many = []
+        for output in outputs:
+            new = vectorize_graph(output, {graph.position: positions})
+            if new.ndim == output.ndim:  # it doesn't depend on the position
+                new = pt.broadcast_to(new, (positions.shape[0], *new.shape))
+            many.append(new)
         return density.compiled([positions, *inputs], many)
     except (TypeError, ValueError, NotImplementedError):  # an operation that has no such form
-        return _OneByOne(density.compiled([graph.position, *inputs], gradient))
+        return _OneByOne(density.compiled([graph.position, *inputs], outputs))
 
 
 class _OneByOne:
     """A function of a position, at many positions."""
 
-    def __init__(self, function: Callable[..., Array]) -> None:
+    def __init__(self, function: Callable[..., list[Array]]) -> None:
         self.function = function
 
-    def __call__(self, positions: Array, *others: Any) -> Array:
-        return np.array([self.function(position, *others) for position in positions])
+    def __call__(self, positions: Array, *others: Any) -> list[Array]:
+        values = [self.function(position, *others) for position in positions]
+        return [np.array(of_one_output) for of_one_output in zip(*values, strict=True)]
 
 
 class _Block(NamedTuple):
@@ -232,10 +247,10 @@ class LikelihoodHessian:
         total = np.zeros_like(factor)
         others = (*self._data.part(None, None).arrays, *self._density.given)
         for point in points:
-            here = self._second.prior_gradients(point[None], *others)
+            [here] = self._second.prior_gradients(point[None], *others)
             for start in range(0, len(directions), per_block):
                 part = directions[start : start + per_block]
-                there = self._second.prior_gradients(point + STEP * part, *others)
+                [there] = self._second.prior_gradients(point + STEP * part, *others)
                 total[:, start : start + per_block] += (here - there).T
         return factor.T @ total / (STEP * len(points))
 
@@ -246,10 +261,10 @@ class LikelihoodHessian:
         """
         at = np.array(points)
         others = (*self._data.part(None, None).arrays, *self._density.given)
-        here = self._second.prior_gradients(at, *others)
+        [here] = self._second.prior_gradients(at, *others)
 
         def product(v: Array) -> Array:
-            there = self._second.prior_gradients(at + STEP * v, *others)
+            [there] = self._second.prior_gradients(at + STEP * v, *others)
             return np.mean(here - there, axis=0) / STEP
 
         return product
@@ -265,7 +280,7 @@ class LikelihoodHessian:
         others = (*minibatch.arrays, *self._density.given)
         with np.errstate(all="ignore"):
             of_each = [self._density(x, one, none, *minibatch)[1] for x in positions]
-            of_all = self._second.prior_gradients(positions, *others)
+            [of_all] = self._second.prior_gradients(positions, *others)
         return bool(np.allclose(of_all, of_each, rtol=1e-6, atol=1e-6, equal_nan=True))
 
     def _blocks(self, rows_of_groups: Sequence[Array]) -> Iterator[_Block]:
@@ -287,7 +302,7 @@ class LikelihoodHessian:
                 found = self._second.jacobian(self._density, block.group, inputs)
                 if found is None:
                     return None
-                self.evaluations += found.n_positions * rows.size / self._n_rows
+                self.evaluations += found.n_passes * rows.size / self._n_rows
                 parts[block.group].append(found)
                 if sum(J.nbytes for of_group in parts for J in of_group) > MOST_BYTES:
                     return None
@@ -300,4 +315,4 @@ def _stacked(parts: Sequence[Jacobian]) -> Jacobian:
         J = np.concatenate([part.J for part in parts])
     else:
         J = vstack([csr_array(part.J) for part in parts], format="csr")
-    return Jacobian(J, parts[0].m, parts[0].n_positions)
+    return Jacobian(J, parts[0].m, parts[0].n_passes)
