@@ -69,6 +69,10 @@ class AroundExpansion(AroundCentre):
         weights = self.order.weights(rows)
         return self._function(position, self._one, *weights, *others)
 
+    def distance(self, position: Array) -> float | None:
+        """Return how far out a position is for this gradient, in sds; None where a chain knows."""
+        return None
+
     def symbolic(self, position: pt.TensorVariable, reports: bool = False) -> Symbolic:
         """Return log p̃ and ∇ log p̃ at a symbolic position, and their inputs.
 

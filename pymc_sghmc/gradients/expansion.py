@@ -39,7 +39,8 @@ TOLERANCE = 1e-9  # of eigenvalues that count as zero in a regression
 class Expansion(NamedTuple):
     """Quadratic functions beside all rows, and their sum."""
 
-    centre: Array  # θ̂, (d,)
+    position: Array  # of a chain, to which θ̂ belongs
+    centre: Array  # θ̂, (d,), in the coordinates in which rows are linear
     logp: Array  # log-likelihood at θ̂, a number
     gradient: Array  # its gradient there, (d,)
     hessian: tuple[Array, ...]  # Σ JᵀCJ, (d, d); or of compressed sparse rows
@@ -63,6 +64,7 @@ def expand(gradient: "SecondOrder", centre: Array, metric: Metric) -> tuple[Expa
     gradient : SecondOrder
         Whose functions of rows are called.
     centre : array of shape (d,)
+        A position of a chain.
     metric : Metric
         Of about the posterior's width.
     """
@@ -70,12 +72,14 @@ def expand(gradient: "SecondOrder", centre: Array, metric: Metric) -> tuple[Expa
     dtype = gradient.density.dtype
     d = centre.size
     position = centre.astype(dtype)
+    theta = gradient.seen(position)
+    by_position = gradient.derivatives_seen(position)
     n_pairs = N_PAIRS if sum(data.n_rows) <= N_FEW_ROWS else N_PAIRS // 2
     z = np.random.default_rng(0).standard_normal((n_pairs, d))
     shifts = [
         sign * far * shift for far in DISTANCES for shift in metric.to_thetas(z) for sign in (1, -1)
     ]
-    probes = [(centre + shift).astype(dtype) for shift in shifts]
+    probes = [gradient.seen(centre + shift) for shift in shifts]
     logp = 0.0
     slope = np.zeros(d)
     hessian: Any = 0.0  # a matrix, full or sparse
@@ -87,8 +91,8 @@ def expand(gradient: "SecondOrder", centre: Array, metric: Metric) -> tuple[Expa
     with np.errstate(all="ignore"):
         for rows, inputs, k in _blocks(gradient):
             q = gradient.quadratics[k]
-            here = gradient.first(position, *inputs)[k].astype(float)
-            C = q.symmetric(gradient.second(position, *inputs)[k].astype(float))
+            here = gradient.first(theta, *inputs)[k].astype(float)
+            C = q.symmetric(gradient.second(theta, *inputs)[k].astype(float))
             log_likelihood, c, zeta = _parts(here, q.m)
             dc, dzeta = np.empty((2, rows.size, len(probes), q.m))
             for p, probe in enumerate(probes):
@@ -97,7 +101,7 @@ def expand(gradient: "SecondOrder", centre: Array, metric: Metric) -> tuple[Expa
             C = C + fitted(dc - dzeta @ C, dzeta)
             left = np.nan_to_num(dc - dzeta @ C, posinf=0.0, neginf=0.0)
             J = gradient.jacobian(k, inputs)
-            spread = J.spread(metric)
+            spread = J.after(by_position).spread(metric)
             leverages[k][rows] = np.sqrt(np.einsum("npa,nab,npb->n", left, spread, left))
             logp += float(log_likelihood.sum())
             slope += J.total(c)
@@ -109,7 +113,15 @@ def expand(gradient: "SecondOrder", centre: Array, metric: Metric) -> tuple[Expa
     if not (np.isfinite(logp) and np.isfinite(slope).all() and np.isfinite(hessian[0]).all()):
         raise NonFinite(position, slope, logp)
     order = ByLeverage(data, leverages)
-    found = Expansion(position, np.asarray(logp), slope.astype(dtype), hessian, order, tables)
+    found = Expansion(
+        position=position,
+        centre=theta,
+        logp=np.asarray(logp),
+        gradient=slope.astype(dtype),
+        hessian=hessian,
+        order=order,
+        tables=tables,
+    )
     return found, 2.0 + len(probes) + J.n_passes
 
 
@@ -148,12 +160,15 @@ def is_right(gradient: "SecondOrder", centre: Array, metric: Metric) -> bool:
     dtype = gradient.density.dtype
     shift = metric.to_theta(np.random.default_rng(1).standard_normal(centre.size))
     tolerance = np.finfo(dtype).eps ** 0.25
+    points = [(centre + far * shift).astype(dtype) for far in (-1.0, 0.7)]
+    by_position = [gradient.derivatives_seen(point) for point in points]
     for rows, inputs, k in _blocks(gradient, CHECKED_ROWS):
-        J = gradient.jacobian(k, inputs)
-        spread = J.spread(metric)
-        for point in (centre - shift, centre + 0.7 * shift):
-            point = point.astype(dtype)
-            _, c, _ = _parts(gradient.first(point, *inputs)[k], gradient.quadratics[k].m)
+        by_theta = gradient.jacobian(k, inputs)
+        for point, T in zip(points, by_position, strict=True):
+            J = by_theta.after(T)
+            spread = J.spread(metric)
+            theta = gradient.seen(point)
+            _, c, _ = _parts(gradient.first(theta, *inputs)[k], gradient.quadratics[k].m)
             found = metric.pull_back(J.total(c))
             expected = metric.pull_back(gradient.passes.of_rows(point, k, rows)[1])
             scale = np.sqrt(np.einsum("naa,na->", spread, np.square(c)))
@@ -167,17 +182,19 @@ def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metr
     anchor = gradient.anchor
     d = gradient.density.d
     n_groups = len(gradient.quadratics)
-    dtype = gradient.density.dtype
     squares, sums = np.zeros((2, len(points), n_groups, d))
+    thetas = [gradient.seen(point) for point in points]
+    by_position = [gradient.derivatives_seen(point) for point in points]
     with np.errstate(all="ignore"):
         for rows, inputs, k in _blocks(gradient):
             q = gradient.quadratics[k]
             table = anchor.tables[k][rows].astype(float)
             C = q.symmetric(table[:, 1 + q.m :])
-            J = gradient.jacobian(k, inputs)
+            by_theta = gradient.jacobian(k, inputs)
             rarity = anchor.order.pools[k].size / anchor.order.counts[k][rows]
-            for p, point in enumerate(points):
-                there = gradient.first(point.astype(dtype), *inputs)[k].astype(float)
+            for p, theta in enumerate(thetas):
+                J = by_theta.after(by_position[p])
+                there = gradient.first(theta, *inputs)[k].astype(float)
                 _, c, zeta = _parts(there, q.m)
                 left = c - table[:, 1 : 1 + q.m] - np.einsum("nab,nb->na", C, zeta)
                 sums[p, k] += coordinates.pull_back(J.total(left))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scipy.sparse import bsr_array, coo_array, csr_array
+from scipy.sparse import bsr_array, coo_array, csr_array, issparse
 
 from pymc_sghmc.gradients.metric import LowRank, Metric
 from pymc_sghmc.protocols import Array
@@ -62,6 +62,15 @@ class Jacobian:
     def nbytes(self) -> int:
         """Memory that J takes."""
         return int(self.J.data.nbytes + self.J.indices.nbytes if self.is_sparse else self.J.nbytes)
+
+    def after(self, T: Any) -> "Jacobian":
+        """JT, of ζ by other coordinates of which the parameters have derivatives T; None is 1."""
+        if T is None:
+            return self
+        product = self.J @ T
+        if self.is_sparse and not issparse(product):
+            product = csr_array(product)
+        return Jacobian(product, self.m, self.n_passes)
 
     def hessian(self, C: Array) -> Any:
         """Σ JᵀCJ with C of each row, (n, m, m): an array or csr_array of shape (d, d)."""

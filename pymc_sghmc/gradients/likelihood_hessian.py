@@ -12,23 +12,21 @@ import operator
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pytensor.tensor as pt
 
 from pymc.pytensorf import rewrite_pregrad
-from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.graph.replace import clone_replace
 from scipy.sparse import csr_array, vstack
 
+from pymc_sghmc.gradients.at_positions import at_positions
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.jacobians import Jacobian, jacobian
 from pymc_sghmc.models.row_slopes import Quadratics, RowSlopes, row_slopes
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory
-
-if TYPE_CHECKING:
-    from pytensor.tensor.variable import TensorVariable
 
 __all__ = ["LikelihoodHessian", "SecondDerivatives", "second_derivatives"]
 
@@ -39,7 +37,7 @@ BLOCK_POSITIONS = 2**21  # numbers in the positions at which the prior's gradien
 
 
 class SecondDerivatives:
-    """Compiled functions of which Hessians are made: ζ and C of rows, and the prior's gradient.
+    """Compiled functions of which Hessians of likelihoods are made: ζ and C of rows.
 
     Parameters
     ----------
@@ -54,11 +52,13 @@ class SecondDerivatives:
         graph = density.graph
         n = len(slopes.zetas)
         by_row = graph.at_position([*slopes.zetas, *slopes.second], slopes.variables)
-        self.zetas = _at_positions(density, by_row[:n], graph.rows)  # (P, n, m) of each group
+        zetas = by_row[:n]
+        self.zetas = at_positions(density, zetas, graph.position, graph.rows)  # (P, n, m)
         self.second = density.row_function(by_row[n:])
         self.quadratics: list[Quadratics] = slopes.quadratics
         self.shapes = [np.shape(graph.model.point[v.name]) for v in graph.variables]
-        self.prior_gradients = _prior_gradients(density, slopes)
+        # f(positions (P, d), *others) is [(P, d)]; None where no whole Hessians are asked for
+        self.prior_gradients: Callable[..., list[Array]] | None = None
 
     def jacobian(self, density: LogDensity, group: int, inputs: tuple[Any, ...]) -> Jacobian | None:
         """∂ζ/∂θ of some rows of a group; None where it can't be found.
@@ -98,7 +98,11 @@ def second_derivatives(density: LogDensity) -> SecondDerivatives | None:
         return None
     batches = [group.batches for group in graph.model.groups]
     slopes = row_slopes(graph.model.terms, graph.variables, batches, graph.model.point)
-    return None if slopes is None else SecondDerivatives(density, slopes)
+    if slopes is None:
+        return None
+    found = SecondDerivatives(density, slopes)
+    found.prior_gradients = _prior_gradients(density, slopes)
+    return found
 
 
 def _prior_gradients(density: LogDensity, slopes: RowSlopes) -> Callable[..., list[Array]]:
@@ -107,37 +111,8 @@ def _prior_gradients(density: LogDensity, slopes: RowSlopes) -> Callable[..., li
     prior = clone_replace([graph.model.log_prior])[0]
     gradients = pt.grad(rewrite_pregrad(prior), slopes.variables, disconnected_inputs="ignore")
     joined = pt.concatenate([g.ravel() for g in gradients])
-    return _at_positions(density, graph.at_position([joined], slopes.variables), [])
-
-
-def _at_positions(
-    density: LogDensity, outputs: Sequence["TensorVariable"], rows: Sequence["TensorVariable"]
-) -> Callable[..., list[Array]]:
-    """Compile functions of a position as one of many: f(positions (P, d), *rows, *others)."""
-    graph = density.graph
-    inputs = [*rows, *graph.arrays, *graph.given]
-    positions = pt.matrix("positions", dtype=graph.position.dtype)
-    try:
-        many = []
-        for output in outputs:
-            new = vectorize_graph(output, {graph.position: positions})
-            if new.ndim == output.ndim:  # it doesn't depend on the position
-                new = pt.broadcast_to(new, (positions.shape[0], *new.shape))
-            many.append(new)
-        return density.compiled([positions, *inputs], many)
-    except (TypeError, ValueError, NotImplementedError):  # an operation that has no such form
-        return _OneByOne(density.compiled([graph.position, *inputs], outputs))
-
-
-class _OneByOne:
-    """A function of a position, at many positions."""
-
-    def __init__(self, function: Callable[..., list[Array]]) -> None:
-        self.function = function
-
-    def __call__(self, positions: Array, *others: Any) -> list[Array]:
-        values = [self.function(position, *others) for position in positions]
-        return [np.array(of_one_output) for of_one_output in zip(*values, strict=True)]
+    outputs = graph.at_position([joined], slopes.variables)
+    return at_positions(density, outputs, graph.position, [])
 
 
 class _Block(NamedTuple):
@@ -168,7 +143,9 @@ class LikelihoodHessian:
         data: InMemory,
         subset: Sequence[Array],
     ) -> None:
+        assert second.prior_gradients is not None
         self._second = second
+        self._prior_gradients = second.prior_gradients
         self._density = density
         self._data = data
         self._subset = subset
@@ -247,10 +224,10 @@ class LikelihoodHessian:
         total = np.zeros_like(factor)
         others = (*self._data.part(None, None).arrays, *self._density.given)
         for point in points:
-            [here] = self._second.prior_gradients(point[None], *others)
+            [here] = self._prior_gradients(point[None], *others)
             for start in range(0, len(directions), per_block):
                 part = directions[start : start + per_block]
-                [there] = self._second.prior_gradients(point + STEP * part, *others)
+                [there] = self._prior_gradients(point + STEP * part, *others)
                 total[:, start : start + per_block] += (here - there).T
         return factor.T @ total / (STEP * len(points))
 
@@ -261,10 +238,10 @@ class LikelihoodHessian:
         """
         at = np.array(points)
         others = (*self._data.part(None, None).arrays, *self._density.given)
-        [here] = self._second.prior_gradients(at, *others)
+        [here] = self._prior_gradients(at, *others)
 
         def product(v: Array) -> Array:
-            [there] = self._second.prior_gradients(at + STEP * v, *others)
+            [there] = self._prior_gradients(at + STEP * v, *others)
             return np.mean(here - there, axis=0) / STEP
 
         return product
@@ -280,7 +257,7 @@ class LikelihoodHessian:
         others = (*minibatch.arrays, *self._density.given)
         with np.errstate(all="ignore"):
             of_each = [self._density(x, one, none, *minibatch)[1] for x in positions]
-            [of_all] = self._second.prior_gradients(positions, *others)
+            [of_all] = self._prior_gradients(positions, *others)
         return bool(np.allclose(of_all, of_each, rtol=1e-6, atol=1e-6, equal_nan=True))
 
     def _blocks(self, rows_of_groups: Sequence[Array]) -> Iterator[_Block]:

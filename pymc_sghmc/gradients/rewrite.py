@@ -13,6 +13,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
+from pymc_sghmc.gradients.row_coordinates import LinearRows
 from pymc_sghmc.models.row_model import Input
 
 __all__ = ["MeanField", "Rewrite"]
@@ -42,8 +43,12 @@ class Rewrite:
     group_coefficients : dict of {str: slice}
         Parameters of which a row sees the entries of its own group alone, and where they lie in a
         position.
+    linear_rows : LinearRows or None
+        Rows in coordinates in which they may be linear, where the chain's are others; while there
+        are graphs.
     """
 
+    linear_rows: LinearRows | None = None
     inputs: tuple[Input, ...] = ()
     is_placed = False
     changes_coordinates = False

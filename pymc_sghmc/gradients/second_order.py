@@ -12,6 +12,7 @@ import pytensor.tensor as pt
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 from pytensor.sparse import CSR, dot
+from scipy.sparse import csr_array
 
 from pymc_sghmc.exceptions import NonFinite, NotApplicable
 from pymc_sghmc.gradients.around_centre import AroundExpansion
@@ -21,8 +22,9 @@ from pymc_sghmc.gradients.jacobians import Jacobian
 from pymc_sghmc.gradients.likelihood_hessian import SecondDerivatives, second_derivatives
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
+from pymc_sghmc.gradients.row_coordinates import RowCoordinates
 from pymc_sghmc.loops.backends import is_jax
-from pymc_sghmc.models.row_slopes import RowSlopes
+from pymc_sghmc.models.row_slopes import row_slopes
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory
 
@@ -50,7 +52,9 @@ class SecondOrder(AroundExpansion):
     ----------
     gradient : MinibatchGradient
     derivatives : SecondDerivatives
-        Of its density, with their graphs.
+        Of its density, with their graphs, in ...
+    coordinates : RowCoordinates
+        ... these, in which θ is what the rows see.
     has_sparse_hessian : bool
         Whether the sum of all rows' slopes is kept as a sparse matrix.
     """
@@ -59,6 +63,7 @@ class SecondOrder(AroundExpansion):
         self,
         gradient: MinibatchGradient,
         derivatives: SecondDerivatives,
+        coordinates: RowCoordinates,
         has_sparse_hessian: bool,
     ) -> None:
         slopes = derivatives.slopes
@@ -67,6 +72,7 @@ class SecondOrder(AroundExpansion):
         self.passes = gradient.passes
         self.quadratics = slopes.quadratics
         self.derivatives = derivatives
+        self.coordinates = coordinates
         self.second = derivatives.second
         self.has_sparse_hessian = has_sparse_hessian
         graph = self.density.graph
@@ -74,8 +80,10 @@ class SecondOrder(AroundExpansion):
             pt.matrix(f"quadratics_{k}", dtype=graph.position.dtype)
             for k in range(len(slopes.cuts))
         ]
-        logp, grad = _beside_quadratics(graph, slopes, tables)
-        logp, grad, *first = graph.at_position([logp, grad, *slopes.first], slopes.variables)
+        known = [table[row] for table, row in zip(tables, graph.rows, strict=True)]
+        value, left = slopes.remainder(graph.row_weights, known)
+        left = pt.concatenate([gradient.ravel() for gradient in left])
+        value, left, *first = graph.at_position([value, left, *slopes.first], slopes.variables)
         own = graph.position
         centre = own.type("centre_of_control_variates")
         anchor = own.type("anchor")
@@ -89,8 +97,12 @@ class SecondOrder(AroundExpansion):
             hessian = [pt.vector("hessian", dtype=own.dtype), *pt.ivectors("columns", "ends")]
             matrix = CSR(*hessian, pt.stack([own.shape[0], own.shape[0]]))
             slope = dot(matrix, shift[:, None])[:, 0]
-        logp = logp + (shift * (anchor + 0.5 * slope)).sum() + level
-        grad = (grad + anchor + slope).astype(own.dtype)
+        value = value + (shift * (anchor + 0.5 * slope)).sum() + level
+        grad = (left + anchor + slope).astype(own.dtype)
+        value, grad = coordinates.pulled_back(self.density, [value, grad])
+        log_prior, prior = _prior(graph)
+        logp = value + log_prior
+        grad = (grad + prior).astype(own.dtype)
         self._symbols = logp, grad, [centre, level, anchor, *hessian, *tables]
         inputs = [own, graph.prior_weight, *graph.row_weights, *graph.rows, *self._symbols[2]]
         inputs += [*graph.arrays, *graph.given]
@@ -119,6 +131,26 @@ class SecondOrder(AroundExpansion):
             raise NonFinite(nothing, nothing, np.nan)
         return found
 
+    def seen(self, position: Array) -> Array:
+        """θ, what rows see, at a position of a chain."""
+        return self.coordinates.at(position, self.density, self.data)
+
+    def derivatives_seen(self, position: Array) -> Any:
+        """∂θ/∂φ at a position of a chain; None where θ is φ."""
+        return self.coordinates.derivatives(position, self.density, self.data)
+
+    def distance(self, position: Array) -> float | None:
+        """Return how far rows' predictors are from the centre, in sds by the likelihood.
+
+        None where rows see a chain's own coordinates, in which the chain itself can tell.
+        """
+        if self.coordinates.are_own:
+            return None
+        shift = (self.seen(position) - self.anchor.centre).astype(float)
+        hessian = self.anchor.hessian
+        matrix = csr_array(hessian, shape=2 * shift.shape) if len(hessian) > 1 else hessian[0]
+        return float(np.sqrt(max(0.0, -shift @ (matrix @ shift))))
+
     def set_centre(self, centre: Array, metric: Metric) -> float:
         """Take θ̂, and a metric of the posterior's width; return the passes over all rows.
 
@@ -143,20 +175,17 @@ class SecondOrder(AroundExpansion):
         return noise_at(self, points, coordinates)
 
 
-def _beside_quadratics(
-    graph: Graph, slopes: RowSlopes, tables: Sequence[pt.TensorVariable]
-) -> tuple[pt.TensorVariable, pt.TensorVariable]:
-    """Log-density and gradient, of the likelihood what its quadratic functions leave over."""
-    known = [table[row] for table, row in zip(tables, graph.rows, strict=True)]
-    value, remainder = slopes.remainder(graph.row_weights, known)
-    prior = pt.grad(
-        rewrite_pregrad(clone_replace([graph.model.log_prior])[0]),
-        slopes.variables,
+def _prior(graph: Graph) -> tuple[pt.TensorVariable, pt.TensorVariable]:
+    """Return the weighted log-density of the prior, and its gradient."""
+    log_prior = graph.model.log_prior
+    gradients = pt.grad(
+        rewrite_pregrad(clone_replace([log_prior])[0]),
+        graph.variables,
         disconnected_inputs="ignore",
     )
-    gradients = zip(prior, remainder, strict=True)
-    grad = pt.concatenate([(graph.prior_weight * p + g).ravel() for p, g in gradients])
-    return graph.prior_weight * graph.model.log_prior + value, grad
+    joined = pt.concatenate([(graph.prior_weight * g).ravel() for g in gradients])
+    log_prior, joined = graph.at_position([graph.prior_weight * log_prior, joined])
+    return log_prior, joined
 
 
 def second_order(gradient: MinibatchGradient) -> AroundExpansion:
@@ -175,9 +204,7 @@ def second_order(gradient: MinibatchGradient) -> AroundExpansion:
     for rewrite in density.rewrites:
         if (own := rewrite.second_order(gradient)) is not None:
             return own
-    derivatives = gradient.passes.second_derivatives or second_derivatives(density)
-    if derivatives is None:
-        raise NotApplicable(NO_PREDICTORS)
+    derivatives, coordinates = _derivatives(gradient)
     data = gradient.data
     sizes = [quadratic.size for quadratic in derivatives.quadratics]
     memory = 8 * sum(n * size for n, size in zip(data.n_rows, sizes, strict=True))
@@ -188,7 +215,29 @@ def second_order(gradient: MinibatchGradient) -> AroundExpansion:
         _check_that_rows_see_few(density, data, derivatives)
     elif _work(density, data, derivatives) > MOST_WORK:
         raise NotApplicable("there are too many parameters to sum up the slopes of all rows")
-    return SecondOrder(gradient, derivatives, has_sparse_hessian)
+    return SecondOrder(gradient, derivatives, coordinates, has_sparse_hessian)
+
+
+def _derivatives(gradient: MinibatchGradient) -> tuple[SecondDerivatives, RowCoordinates]:
+    """Find derivatives of rows in coordinates in which these are linear.
+
+    Raises
+    ------
+    NotApplicable
+        If rows are linear in none.
+    """
+    density = gradient.density
+    model = density.graph.model
+    linear = [rewrite.linear_rows for rewrite in density.rewrites]
+    if len(linear) == 1 and linear[0] is not None:
+        batches = [group.batches for group in model.groups]
+        slopes = row_slopes(linear[0].terms, linear[0].variables, batches, model.point)
+        if slopes is not None:
+            return SecondDerivatives(density, slopes), RowCoordinates(density, linear[0])
+    derivatives = gradient.passes.second_derivatives or second_derivatives(density)
+    if derivatives is None:
+        raise NotApplicable(NO_PREDICTORS)
+    return derivatives, RowCoordinates(density)
 
 
 def _work(density: LogDensity, data: InMemory, derivatives: SecondDerivatives) -> float:

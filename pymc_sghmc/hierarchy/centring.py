@@ -1,7 +1,7 @@
 """Partial centring: positions in coordinates between the centred and the non-centred form.
 
-Each entry of an effect u of scale τ has the coordinate a = uτ^(λ−1), see `reparametrisation`.
-Knows positions and compiled graphs, and no way of choosing λ.
+Each entry of an effect u of scale τ has a coordinate a, see `reparametrisation`. Knows positions
+and compiled graphs, and no way of choosing how far effects are centred.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,12 +13,14 @@ import pytensor.tensor as pt
 
 from pymc.model import Model
 from pymc.pytensorf import join_nonshared_inputs
+from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.rewrite import MeanField, Rewrite
-from pymc_sghmc.hierarchy.centring_weights import ChosenWeights, chosen_weights
-from pymc_sghmc.hierarchy.reparametrisation import Reparametrised, reparametrised
+from pymc_sghmc.gradients.row_coordinates import LinearRows
+from pymc_sghmc.hierarchy.centring_choice import Chosen, choose
+from pymc_sghmc.hierarchy.reparametrisation import Centring, Reparametrised, reparametrised
 from pymc_sghmc.hierarchy.scaled_effects import ScaledEffect, scaled_effects
 from pymc_sghmc.models.row_model import Input, RowModel
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
@@ -36,13 +38,13 @@ def partially_centre(rows: RowModel, model: Model) -> RowModel:
     effects = scaled_effects(model, rows.terms, rows.parameters)
     if not effects:
         return rows
-    weights = pt.dvector("centring")
+    inputs = Centring(*pt.dvectors("centring", "information", "pull"))
     graphs = [rows.log_prior, *rows.terms, *rows.held.values()]
-    written = reparametrised(effects, graphs, rows.parameters, weights)
+    written = reparametrised(effects, graphs, rows.parameters, inputs)
     log_prior, *graphs = written.graphs
     terms = graphs[: len(rows.terms)]
     held = graphs[len(rows.terms) :]
-    centring = PartialCentring(effects, rows, written, weights)
+    centring = PartialCentring(effects, rows, written, inputs)
     likelihoods = [
         replace(likelihood, log_likelihood=term)
         for likelihood, term in zip(rows.likelihoods, terms, strict=True)
@@ -58,7 +60,7 @@ def partially_centre(rows: RowModel, model: Model) -> RowModel:
 
 
 class PartialCentring(Rewrite):
-    """The coordinates a = uτ^(λ−1) of the effects u of a model.
+    """The coordinates a of the effects u of a model.
 
     Parameters
     ----------
@@ -67,8 +69,8 @@ class PartialCentring(Rewrite):
         In the model's own coordinates.
     written : Reparametrised
         The same in the new ones.
-    weights : TensorVariable
-        λ, in its graphs.
+    inputs : Centring
+        Of its graphs.
 
     Attributes
     ----------
@@ -76,8 +78,10 @@ class PartialCentring(Rewrite):
         Where the entries of each effect lie in a position.
     as_written : array
         λ of each entry with which positions are the model's own.
-    weights : array
-        λ in use.
+    weights, information, pull : array
+        λ, h and b in use, of each entry.
+    shares : array or None
+        How far each entry is centred, from 0 to 1, where that isn't λ.
     is_free : bool
         Whether they are still to be chosen.
     """
@@ -89,7 +93,7 @@ class PartialCentring(Rewrite):
         effects: list[ScaledEffect],
         rows: RowModel,
         written: Reparametrised,
-        weights: pt.TensorVariable,
+        inputs: Centring,
     ) -> None:
         parameters = rows.parameters
         self.group_coefficients = {
@@ -98,12 +102,20 @@ class PartialCentring(Rewrite):
         sizes = [place.stop - place.start for place in self.group_coefficients.values()]
         self.as_written = np.repeat([effect.written for effect in effects], sizes)
         self.weights = self.as_written
+        self.information = self.pull = np.zeros(self.as_written.size)
+        self.shares: np.ndarray | None = None
         self.is_free = True
-        self._fitted: ChosenWeights | None = None  # what they were chosen by
-        self.inputs = (Input(weights, self.current_weights),)
+        self._fitted: Chosen | None = None  # what they were chosen by
+        self.linear_rows = _linear_rows(effects, rows, written)
+        self.inputs = (
+            Input(inputs.weights, self.current_weights),
+            Input(inputs.information, self.current_information),
+            Input(inputs.pull, self.current_pull),
+        )
         self._ways = (
             (written.to_model, written.variables),
             (written.from_model, list(rows.variables)),
+            (written.seen, written.variables),
         )
         self._point = rows.point
 
@@ -111,24 +123,49 @@ class PartialCentring(Rewrite):
         """Return λ in use."""
         return self.weights
 
+    def current_information(self) -> np.ndarray:
+        """Return h in use."""
+        return self.information
+
+    def current_pull(self) -> np.ndarray:
+        """Return b in use."""
+        return self.pull
+
     def compile(self, density: LogDensity) -> None:
         """Compile the ways between the model's own coordinates and these."""
         functions = []
         for way, variables in self._ways:
             [joined], position = join_nonshared_inputs(self._point, [way], variables)
-            inputs = [position, self.inputs[0].symbol]
+            inputs = [position, *(entry.symbol for entry in self.inputs)]
             functions.append(density.compiled(inputs, joined.astype(position.dtype)))
-        self._to_model, self._from_model = functions
+        self._to_model, self._from_model, self._effects = functions
         self._dtype = position.dtype  # C takes no other
         self._ways = self._point = None  # type: ignore[assignment]
 
     def to_model(self, position: np.ndarray) -> np.ndarray:
         """Return what a position is in the model's own coordinates."""
-        return self._to_model(position.astype(self._dtype, copy=False), self.weights)
+        return self._to_model(position.astype(self._dtype, copy=False), *self._in_use)
 
     def from_model(self, position: np.ndarray) -> np.ndarray:
         """Return the position of parameters in the model's own coordinates."""
-        return self._from_model(position.astype(self._dtype, copy=False), self.weights)
+        return self._from_model(position.astype(self._dtype, copy=False), *self._in_use)
+
+    def effects(self, position: np.ndarray) -> np.ndarray:
+        """Return a position with the effects u themselves in their places."""
+        return self._effects(position.astype(self._dtype, copy=False), *self._in_use)
+
+    @property
+    def _in_use(self) -> tuple[np.ndarray, ...]:
+        return self.weights, self.information, self.pull
+
+    def set_coordinates(
+        self, weights: np.ndarray, information: np.ndarray | None = None, pull: Any = None
+    ) -> None:
+        """Take λ, h and b into use; the latter are 0 where they aren't given."""
+        none = np.zeros(self.as_written.size)
+        self.weights = weights
+        self.information = none if information is None else information
+        self.pull = none if pull is None else pull
 
     def choose(
         self, gradient: MinibatchGradient, *points: np.ndarray | None
@@ -137,29 +174,31 @@ class PartialCentring(Rewrite):
         if not self.is_free:
             return points
         own = [None if point is None else self.to_model(point) for point in points]
-        self._fitted = chosen_weights(gradient, self, own[0])  # type: ignore[arg-type]
-        self.weights = self._fitted.weights
+        chosen = choose(gradient, self, own[0])  # type: ignore[arg-type]
+        self._fitted = chosen
+        self.set_coordinates(chosen.weights, chosen.information, chosen.pull)
+        self.shares = chosen.shares
         self.is_free = False
         return tuple(None if point is None else self.from_model(point) for point in own)
 
     @property
     def independent(self) -> MeanField | None:
-        """The Gaussian that λ was chosen by, in these coordinates."""
+        """The Gaussian that coordinates were chosen by, in these."""
         if self._fitted is None or self._fitted.independent is None:
             return None
         mean, sds = self._fitted.independent
         return self.carried(MeanField(mean, sds))
 
     def carried(self, unweighted: MeanField) -> MeanField:
-        """Return a Gaussian with independent parameters for λ = 0 in the coordinates in use."""
+        """Return a Gaussian with independent parameters for u = τa in the coordinates in use."""
         mean, sds = unweighted
         moved = mean.copy()
         effects = np.concatenate([np.r_[place] for place in self.group_coefficients.values()])
         moved[effects] += sds[effects]  # with the scales where they are
-        weights = self.weights
-        self.weights = np.zeros_like(weights)
+        in_use = self._in_use
+        self.set_coordinates(np.zeros(self.as_written.size))
         own = [self.to_model(point) for point in (mean, moved)]
-        self.weights = weights
+        self.set_coordinates(*in_use)
         here, there = [self.from_model(point).astype(float) for point in own]
         sds = sds.copy()
         sds[effects] = np.abs(there - here)[effects]
@@ -188,21 +227,35 @@ class PartialCentring(Rewrite):
         parts = self._by_name(chosen)
         for name, weight in weights.items():
             parts[name][:] = weight
-        self.weights = chosen
+        self.set_coordinates(chosen)
         self.is_free = False
 
     def by_name(self) -> dict[str, np.ndarray]:
-        """λ in use of each effect, with its name."""
-        return self._by_name(self.weights)
+        """How far the entries of each effect are centred, from 0 to 1, with its name."""
+        return self._by_name(self.weights if self.shares is None else self.shares)
 
     def _by_name(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Return views of the parts of λ, with the names of their effects."""
+        """Return views of the parts of a vector, with the names of their effects."""
         sizes = [place.stop - place.start for place in self.group_coefficients.values()]
         parts = np.split(weights, np.cumsum(sizes)[:-1])
         return dict(zip(self.group_coefficients, parts, strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "inputs": ()}
+        return {**self.__dict__, "inputs": (), "linear_rows": None}
+
+
+def _linear_rows(
+    effects: list[ScaledEffect], rows: RowModel, written: Reparametrised
+) -> LinearRows | None:
+    """Rows as graphs of the effects themselves, without their scales; None where that isn't known.
+
+    In the model's variables, which stand for the effects wherever they were multiplied by a scale.
+    """
+    if rows.rewrites or not all(effect.written or effect.products for effect in effects):
+        return None
+    products = {one.product: one.alone for effect in effects for one in effect.products}
+    terms = clone_replace(rows.terms, products, rebuild_strict=False) if products else rows.terms
+    return LinearRows(terms=terms, variables=rows.variables, seen=written.seen)
 
 
 def centring_of(density: LogDensity) -> PartialCentring | None:

@@ -110,12 +110,13 @@ class ClusterQuadratics(AroundExpansion):
             raise NonFinite(centre.astype(dtype), total[1 : 1 + d], total[0])
         hessian = total[1 + d :][_places(d)].astype(dtype)
         self.anchor = Expansion(
-            centre.astype(dtype),
-            np.asarray(total[0]),
-            total[1 : 1 + d].astype(dtype),
-            (hessian,),
-            ByLeverage(self.data, [leverages]),
-            [tables],
+            position=centre.astype(dtype),
+            centre=centre.astype(dtype),
+            logp=np.asarray(total[0]),
+            gradient=total[1 : 1 + d].astype(dtype),
+            hessian=(hessian,),
+            order=ByLeverage(self.data, [leverages]),
+            tables=[tables],
         )
         return float(len(points))
 

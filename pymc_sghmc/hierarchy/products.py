@@ -24,7 +24,7 @@ from pymc_sghmc.compat import ancestors, indexes_leading_axes, toposort
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.protocols import Array
 
-__all__ = ["Mixing", "is_positive", "products", "told_by"]
+__all__ = ["Mixing", "Product", "is_positive", "products", "told_by"]
 
 SIZES = (
     0.1,
@@ -47,7 +47,7 @@ class Mixing(NamedTuple):
     axis: int  # of the value, along which it mixes
     turned: bool  # whether C is the transpose of the variable that it is a view of
     # in the rows' graphs, each with the view of the value that it is a product of
-    products: list[tuple[Variable, Variable]]
+    products: list["Product"]
 
     def over(self, entries: Variable) -> Variable:
         """Numbers of each of the n effects, (n,), as broadcast to the value."""
@@ -58,21 +58,32 @@ class Mixing(NamedTuple):
         return function(value) if self.axis == 0 else function(value.T).T
 
 
+class Product(NamedTuple):
+    """A parameter times what multiplies it, in the rows' graphs, and the parameter alone there."""
+
+    product: Variable
+    alone: Variable
+
+
+class Multiplied(NamedTuple):
+    """What multiplies a parameter wherever rows use it: neither where nothing alike does."""
+
+    scale: Variable | None = None  # with the axes of the parameter
+    mixing: Mixing | None = None
+    products: Sequence[Product] = ()  # all of them; none where they stand in each other
+
+
 def products(
     value: Variable, terms: Sequence[Variable], moving: set[Variable], unknowns: Unknowns
-) -> tuple[Variable | None, Mixing | None]:
-    """Find what multiplies ``value`` wherever it is used: a scale with its axes, or a factor.
-
-    Returns
-    -------
-    scale : TensorVariable or None
-    mixing : Mixing or None
-    """
+) -> Multiplied:
+    """Find what multiplies ``value`` wherever it is used: a scale with its axes, or a factor."""
     # views of the value: of each axis which of its own it is, along which constants multiply it,
     # and the scale so far with what it is made of
     views: dict[Variable, tuple[Axes, frozenset[int | None], Any, tuple[Variable, ...]]]
     views = {value: (tuple(range(value.type.ndim)), frozenset(), None, ())}
     scales = {}
+    scaled: list[Product] = []
+    is_nested = False
     mixings: list[Mixing] = []
     for node in toposort(terms, []):
         if isinstance(node.op, Shape | Shape_i) or moving.isdisjoint(node.inputs):
@@ -83,7 +94,7 @@ def products(
         if not viewed:
             continue
         if len(viewed) > 1:
-            return None, None
+            return Multiplied()
         [view] = viewed
         axes, weighted, scale, made_of = views[view]
         if not others:
@@ -99,26 +110,41 @@ def products(
         elif node.op == pt.mul and not _repeats(node, view, axes):
             factor = _aligned(reduce(pt.mul, others), axes, value.type.ndim)
             if factor is not None and is_positive(factor, unknowns):
+                is_nested = is_nested or scale is not None
+                scaled.append(Product(node.outputs[0], _without(node, others)))
                 scale = factor if scale is None else scale * factor
                 views[node.outputs[0]] = axes, weighted, scale, (*made_of, *map(_root, others))
                 continue
         elif scale is None and len(others) == 1 and value.type.ndim == 2 and _is_product(node.op):
             mixing = _mixing(node, view, axes)
             if mixing is None or mixing.axis in weighted:
-                return None, None
+                return Multiplied()
             if not _is_triangular(mixing, value, unknowns):
-                return None, None
+                return Multiplied()
             same = [one for one in mixings if _is_same(one, mixing)]
             mixings += [] if same else [mixing]
-            (same or [mixing])[0].products.append((node.outputs[0], view))
+            (same or [mixing])[0].products.append(Product(node.outputs[0], view))
             continue
         if scale is None:
-            return None, None
+            return Multiplied()
         scales[made_of] = scale
-    found = [*scales.values(), *mixings]
-    if len(found) != 1:
-        return None, None
-    return (found[0], None) if scales else (None, found[0])
+    return _found(list(scales.values()), mixings, [] if is_nested else scaled)
+
+
+def _found(
+    scales: Sequence[Variable], mixings: Sequence[Mixing], scaled: Sequence[Product]
+) -> Multiplied:
+    """Return the only scale or factor, if there is one."""
+    if len(scales) + len(mixings) != 1:
+        return Multiplied()
+    if mixings:
+        return Multiplied(mixing=mixings[0], products=mixings[0].products)
+    return Multiplied(scale=scales[0], products=scaled)
+
+
+def _without(node: Apply, factors: Sequence[Variable]) -> Variable:
+    """Return a product without some of its factors."""
+    return reduce(pt.mul, [v for v in node.inputs if v not in factors])
 
 
 def _is_product(op: Op) -> bool:

@@ -1,10 +1,13 @@
 """The log-density in coordinates in which effects are centred in part, with the Jacobian.
 
 An effect u of unknown scale τ makes a funnel with it where the rows say little of u (Neal), and z =
-u/τ makes a ridge where they say much. Between the two lies a = uτ^(λ−1), with λ from 0 to 1 for
-each effect (Papaspiliopoulos, Roberts & Sköld 2007; Gorinova, Moore & Hoffman 2020). Whatever form
-a model has, its log-density is written in a here; λ is an input of the graph. Knows graphs and
-effects that were found in them, no data and no way of choosing λ.
+u/τ makes a ridge where they say much. If the likelihood of u is about Gaussian, with precision h
+and b = h times its mean, then u given τ is Gaussian with precision h + 1/τ², and has the coordinate
+a = (u − its mean) / its sd there, which is N(0, 1) whatever τ is. A λ that is given instead stands
+for a = uτ^(λ−1), between the two forms (Papaspiliopoulos, Roberts & Sköld 2007; Gorinova, Moore &
+Hoffman 2020). Whatever form a model has, its log-density is written in a here; h, b and λ are
+inputs of the graph. Knows graphs and effects that were found in them, no data and no way of
+choosing these.
 """
 
 import math
@@ -30,19 +33,32 @@ class Reparametrised(NamedTuple):
     log_jacobian: pt.TensorVariable  # of the change of coordinates
     to_model: pt.TensorVariable  # the model's variables, raveled and joined, of the new ones
     from_model: pt.TensorVariable  # the reverse, as a graph of the model's variables
+    # parameters with the effects themselves, raveled and joined: what rows see of them
+    seen: pt.TensorVariable
+
+
+class Centring(NamedTuple):
+    """Inputs of graphs in the coordinates a, for the entries of all effects, raveled and joined."""
+
+    weights: pt.TensorVariable  # λ, (n,)
+    information: pt.TensorVariable  # h, (n,)
+    pull: pt.TensorVariable  # b, (n,)
+
+    def part(self, start: int, shape: tuple[int, ...]) -> "Centring":
+        """Return those of one effect."""
+        stop = start + math.prod(shape)
+        return Centring(*(x[start:stop].reshape(shape) for x in self))
 
 
 def reparametrised(
     effects: Sequence[ScaledEffect],
     graphs: Sequence[pt.TensorVariable],
     unknowns: Unknowns,
-    centring: pt.TensorVariable,
+    centring: Centring,
 ) -> Reparametrised:
     """Write graphs in the coordinates a, and the change of coordinates with them.
 
-    With e = λ₀ − λ, λ₀ of the model's form, a value of the model's is μ + τᵉ(a − λμ), and μ = 0
-    where effects are multiplied by their scale. Where they are multiplied by a factor C, they are
-    C⁻¹u with u = τ^(1−λ)a, and rows see u.
+    Where effects are multiplied by a factor C, they are C⁻¹u, and rows see u.
 
     Parameters
     ----------
@@ -50,8 +66,7 @@ def reparametrised(
     graphs : list of TensorVariable
         In the model's variables.
     unknowns : Unknowns
-    centring : TensorVariable
-        λ of the entries of all effects, raveled and joined, (n,).
+    centring : Centring
     """
     start = 0
     changes = {}
@@ -59,20 +74,18 @@ def reparametrised(
     jacobian = pt.zeros(())
     inverse = {}
     shapes = dict(zip(unknowns.names, unknowns.shapes, strict=True))
+    effects_seen = {}
     products = {}  # with a factor, in place of which the rows see the effects themselves
     for effect in effects:
         shape = shapes[effect.value.name]
-        stop = start + math.prod(shape)
-        weight = centring[start:stop].reshape(shape)
-        start = stop
         a = effect.value.type(name=effect.value.name)
-        exponent = (effect.written if effect.mixing is None else 1.0) - weight
-        # exp and log, whose derivatives are at hand, take a third of the time of powers
-        log_power = exponent * pt.log(effect.scale)
+        change = _change(effect, a, centring.part(start, shape))
+        start += math.prod(shape)
         # broadcast, so that each entry counts once where a scale is shared
-        jacobian = jacobian + pt.broadcast_to(log_power, shape).sum()
-        value = effect.location + pt.exp(log_power) * (a - weight * effect.location)
+        jacobian = jacobian + pt.broadcast_to(change.log_spread, shape).sum()
+        value = change.value
         seen = effect.value
+        effects_seen[effect.value] = value if effect.written else effect.scale * value
         if effect.mixing is not None:
             C: Any = effect.mixing.factor
             mixing = effect.mixing
@@ -80,26 +93,61 @@ def reparametrised(
             for product, view in mixing.products:
                 products[product] = clone_replace(view, {effect.value: u}, rebuild_strict=False)
             changes[u] = value
+            effects_seen[effect.value] = value
             value = mixing.along(lambda x, C=C: pt.linalg.solve_triangular(C, x, lower=True), value)
             seen = mixing.along(lambda x, C=C: C @ x, effect.value)
             entries = pt.broadcast_to(mixing.over(pt.log(pt.diagonal(C))), shape)
             jacobian = jacobian - entries.sum()
         changes[effect.value] = value.astype(effect.value.dtype)
         new[effect.value] = a
-        back = weight * effect.location + pt.exp(-log_power) * (seen - effect.location)
+        back = change.shift + pt.exp(-change.log_spread) * (seen - change.middle)
         inverse[effect.value] = back.astype(effect.value.dtype)
     joined = pt.concatenate([v.ravel() for v in unknowns.variables])
     from_model = pt.concatenate([inverse.get(v, v).ravel() for v in unknowns.variables])
-    outputs = [*graphs, jacobian, joined]
+    rows_see = pt.concatenate([effects_seen.get(v, v).ravel() for v in unknowns.variables])
+    outputs = [*graphs, jacobian, joined, rows_see]
     if products:
         outputs = clone_replace(outputs, products, rebuild_strict=False)
     for value, expression in changes.items():
         outputs = clone_replace(outputs, {value: expression}, rebuild_strict=False)
-    *graphs, jacobian, to_model = outputs
+    *graphs, jacobian, to_model, rows_see = outputs
     return Reparametrised(
         graphs=graphs,
         variables=[new.get(v, v) for v in unknowns.variables],
         log_jacobian=jacobian,
         to_model=to_model,
         from_model=from_model,
+        seen=rows_see,
+    )
+
+
+class _Change(NamedTuple):
+    """The model's value of an effect, in its coordinate a: middle + spread (a − shift)."""
+
+    value: Any
+    middle: Any
+    log_spread: Any
+    shift: Any
+
+
+def _change(effect: ScaledEffect, a: pt.TensorVariable, centring: Centring) -> _Change:
+    """Write an effect in its coordinate a.
+
+    u = w (μ + τ²b) + √w τ^(1−λ) (a − λμ) with w = 1/(1 + hτ²), and u/τ where effects are
+    multiplied by their scale.
+    """
+    is_divided = effect.mixing is None and not effect.written  # by its scale
+    # exp and log, whose derivatives are at hand, take a third of the time of powers
+    log_scale = pt.log(effect.scale)
+    more = pt.log1p(centring.information * pt.exp(2 * log_scale))  # −log w
+    powers = (0.0 if is_divided else 1.0) - centring.weights
+    pulled = pt.exp((1.0 if is_divided else 2.0) * log_scale) * centring.pull
+    middle = pt.exp(-more) * (effect.location + pulled)
+    log_spread = powers * log_scale - 0.5 * more
+    shift = centring.weights * effect.location
+    return _Change(
+        value=middle + pt.exp(log_spread) * (a - shift),
+        middle=middle,
+        log_spread=log_spread,
+        shift=shift,
     )

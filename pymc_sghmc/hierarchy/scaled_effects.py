@@ -14,7 +14,7 @@ from pymc.model import Model
 from pytensor.tensor.random.op import RandomVariable
 
 from pymc_sghmc.compat import ancestors
-from pymc_sghmc.hierarchy.products import Mixing, is_positive, products, told_by
+from pymc_sghmc.hierarchy.products import Mixing, Product, is_positive, products, told_by
 from pymc_sghmc.models.unknowns import Unknowns
 
 __all__ = ["LOCATION_AND_SCALE", "ScaledEffect", "scaled_effects"]
@@ -32,6 +32,7 @@ class ScaledEffect(NamedTuple):
     scale: Any  # τ, in the model's variables, broadcastable to its shape
     written: float  # λ of the form in which the model is written: 1 as u ~ N(μ, τ), 0 as τz or Cz
     mixing: Mixing | None = None  # C of the latter, with the lengths of whose rows as τ
+    products: Sequence[Product] = ()  # of that form: τz in the rows' graphs, if that is known
 
     @property
     def needs(self) -> list[pt.TensorVariable]:
@@ -109,10 +110,13 @@ def _as_product(
     unknown = set(model.free_RVs)
     if any(v in unknown for v in ancestors(rv.owner.inputs)):
         return None
-    scale, mixing = products(value, terms, set(model.value_vars), unknowns)
-    if mixing is not None:
-        scale = mixing.over(pt.sqrt(pt.square(mixing.factor).sum(axis=1)))
-    return None if scale is None else ScaledEffect(value, pt.zeros(()), scale, 0.0, mixing)
+    found = products(value, terms, set(model.value_vars), unknowns)
+    scale = found.scale
+    if found.mixing is not None:
+        scale = found.mixing.over(pt.sqrt(pt.square(found.mixing.factor).sum(axis=1)))
+    if scale is None:
+        return None
+    return ScaledEffect(value, pt.zeros(()), scale, 0.0, found.mixing, found.products)
 
 
 def _is_known(one: ScaledEffect, variables: Sequence[pt.TensorVariable]) -> bool:

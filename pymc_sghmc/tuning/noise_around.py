@@ -133,10 +133,10 @@ def second_order_noise(
     variances = _finite(variances)
     # on a Gaussian the force falls off by z sds from the mean to there
     passes = second.passes
-    here = around.pull_back(passes.log_density(second.anchor.centre)[1])
+    here = around.pull_back(passes.log_density(second.anchor.position)[1])
     growth = 0.0
     for x in z[:N_GROWTH]:
-        far = second.anchor.centre + (2 * T * around.to_theta(x)).astype(second.density.dtype)
+        far = second.anchor.position + (2 * T * around.to_theta(x)).astype(second.density.dtype)
         there = around.pull_back(passes.log_density(far)[1])
         change = np.linalg.norm((there - here) / (2 * T) + x) / np.linalg.norm(x)
         growth = max(growth, float(change))

@@ -34,6 +34,7 @@ FAR = 1.5  # sds in some direction by which the mean of the draws may leave the 
 LOST = 1000.0  # sds in some direction at which a chain can't be meant to be
 FIRST_CHOICE = 8  # tuning draws after which settings are chosen anew, then after 16, 32, ...
 FIRST_MOVE = 32  # from which on the fit may move, too
+MOST_QUARTERS = 3  # of the learning rate, before second-order control variates are given up
 MAX_DIVERGENCES = 20  # while tuning, each with a quarter of the learning rate before it
 
 
@@ -282,8 +283,9 @@ class Tuner:
     def slower(self, tuning: Tuning) -> ChainTuning | None:
         """Return settings with which a chain that diverged may go on.
 
-        Control variates of second order are given up first; after that the learning rate is a
-        quarter of what it was. None where the learning rate is given, or after `MAX_DIVERGENCES`.
+        Control variates of second order are given up first, unless it is known that they aren't
+        the cause; after that the learning rate is a quarter of what it was. None where the learning
+        rate is given, or after `MAX_DIVERGENCES`.
         """
         if isinstance(tuning, ByHand) or self.settings.learning_rate is not None:
             return None
@@ -291,7 +293,7 @@ class Tuner:
             return None
         limit = tuning.limit / 4
         n_divergences = tuning.n_divergences + 1
-        if tuning.order == 2:
+        if tuning.order == 2 and self._may_be_sent_off(tuning):
             return self._of_first_order(tuning)
         if self.gradient.density.given_types:
             try:  # what other steps sample may have moved the mode
@@ -300,6 +302,14 @@ class Tuner:
                 return None
             tuning = self._first_settings()
         return self._chosen(replace(tuning, limit=limit, n_divergences=n_divergences))
+
+    def _may_be_sent_off(self, tuning: ChainTuning) -> bool:
+        """Whether second-order control variates may have sent a chain off.
+
+        Where they are in what rows see, scales that chains are taken to don't make them noisy.
+        """
+        knows_distance = self.gradients[2].distance(self._made.fit.mean) is not None
+        return not knows_distance or tuning.n_divergences >= MOST_QUARTERS
 
     def _of_first_order(self, tuning: ChainTuning) -> ChainTuning | None:
         """Give up second-order control variates, for a chain that they sent off."""
@@ -325,6 +335,9 @@ class Tuner:
         setup = self._made
         T = self.settings.temperature
         limit = (4 * math.sqrt(theta.size) + 10) * math.sqrt(T)
+        distance = self.gradients[2].distance(theta)
+        if distance is not None:
+            return not distance < limit
         if setup.mean_phi is None:
             return not self.setups.radius(theta) < limit
         shift = state.position - setup.mean_phi

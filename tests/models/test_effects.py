@@ -165,8 +165,10 @@ def test_density_is_the_models_with_the_jacobian_of_the_change(build):
     logp, rng = model.compile_logp(), np.random.default_rng(0)
     for i in range(4):
         # the model's own first; without the Jacobian the others are red
-        weights = centring.as_written if i == 0 else rng.random(centring.as_written.size)
-        centring_of(density).weights = weights
+        n = centring.as_written.size
+        weights = centring.as_written if i == 0 else rng.random(n)
+        by_rows = (rng.exponential(3, n), rng.standard_normal(n)) if i > 1 else ()
+        centring.set_coordinates(weights, *by_rows)
         x = density.from_model(unknowns.ravel(point)) + 0.4 * rng.standard_normal(unknowns.d)
         expected, sign, log_jacobian = by_way_of_the_model(density, logp, unknowns, point, x)
         own = i == 0 and build not in MIXED
@@ -331,3 +333,20 @@ def test_without_rows_nothing_tells_how_far_effects_are_to_be_centred():
     assert not plain_gradient(
         model, unknowns, None, point, FAST, rewriting=Rewriting(may_centre=True)
     ).density.rewrites
+
+
+@pytest.mark.parametrize("build", EFFECTS, ids=lambda build: build.__name__)
+def test_rows_in_linear_coordinates_are_the_rows_of_the_model(build):
+    _, point, unknowns, density = built(build)
+    centring = centring_of(density)
+    rows = centring.linear_rows
+    graph = density.graph
+    terms = density.row_function(graph.at_position(list(rows.terms), list(rows.variables)))
+    own_terms = density.row_function(graph.at_position(graph.model.terms))
+    rng = np.random.default_rng(2)
+    n = centring.as_written.size
+    centring.set_coordinates(rng.random(n), rng.exponential(3, n), rng.standard_normal(n))
+    x = density.from_model(unknowns.ravel(point)) + 0.4 * rng.standard_normal(unknowns.d)
+    arrays = [getattr(source, "data", source) for source in density.sources]
+    here = [np.arange(N), *arrays, *density.given]
+    np.testing.assert_allclose(terms(centring.effects(x), *here), own_terms(x, *here), rtol=1e-9)

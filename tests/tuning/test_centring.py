@@ -10,7 +10,7 @@ from targets import plain_gradient
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.metric import Diagonal
-from pymc_sghmc.hierarchy import centring_weights
+from pymc_sghmc.hierarchy import centring_choice
 from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
@@ -48,23 +48,40 @@ def gradient_with_effects(model, batch_size=100):
 
 @pytest.mark.parametrize("form", ["centred", "non-centred"])
 def test_effects_are_centred_by_what_their_rows_say(form):
-    # r = nτ²/σ² of n Gaussian rows, and λ = r/(1 + r), whatever form the model has
+    # r = nτ²/σ² of n Gaussian rows, and the share r/(1 + r), whatever form the model has
     gradient, start = gradient_with_effects(groups(form, fixed=True))
     own = gradient.density.to_model(start)
     [position] = centring_of(gradient.density).choose(gradient, start)
     ratio = SIZES * 0.7**2 / SIGMA**2
-    np.testing.assert_allclose(
-        centring_of(gradient.density).weights, ratio / (1 + ratio), rtol=0.02
-    )
-    np.testing.assert_allclose(gradient.density.to_model(position), own, rtol=1e-12)
+    np.testing.assert_allclose(centring_of(gradient.density).shares, ratio / (1 + ratio), rtol=0.02)
+    np.testing.assert_allclose(gradient.density.to_model(position), own, atol=1e-12)
     [again] = centring_of(gradient.density).choose(gradient, position)  # it is chosen once
     assert again is position
+
+
+@pytest.mark.parametrize("form", ["centred", "non-centred"])
+@pytest.mark.parametrize("log_scale", [-6.0, 0.0, 5.0])
+def test_effects_are_standard_normal_whatever_their_scale_is(form, log_scale):
+    """With Gaussian rows and all else known the effects' conditional law is exact."""
+    gradient, start = gradient_with_effects(groups(form), batch_size=GROUP.size)
+    density = gradient.density
+    [position] = centring_of(density).choose(gradient, start)
+    [effects] = density.group_coefficients.values()
+    others = np.setdiff1d(np.arange(density.d), np.r_[effects])
+    mean = centring_of(density).independent.mean
+    position = position.copy()
+    # b is for the other parameters as they are in the fit
+    position[others] = mean[others]
+    position[others[0]] = log_scale
+    position[effects] = np.random.default_rng(1).normal(0, 2, SIZES.size)
+    slope = gradient.passes.log_density(position)[1]
+    np.testing.assert_allclose(slope[effects], -position[effects], atol=0.02)
 
 
 def test_groups_that_say_nothing_of_their_scale_are_hardly_centred():
     gradient, start = gradient_with_effects(groups("centred", tau=1e-3))
     centring_of(gradient.density).choose(gradient, start)
-    assert centring_of(gradient.density).weights.max() < 0.5
+    assert centring_of(gradient.density).shares.max() < 0.5
 
 
 def test_coefficients_that_rows_know_together_are_centred_by_each_ones_own_curvature():
@@ -77,7 +94,7 @@ def test_coefficients_that_rows_know_together_are_centred_by_each_ones_own_curva
     gradient, start = gradient_with_effects(model)
     centring_of(gradient.density).choose(gradient, start)
     # sums over rows of the curvature's matrix are below zero
-    assert centring_of(gradient.density).weights.min() > 0.9
+    assert centring_of(gradient.density).shares.min() > 0.9
 
 
 def test_learning_rate_is_limited_by_the_curvature_far_out():
@@ -118,7 +135,7 @@ CASES = [
 
 @pytest.mark.parametrize(("few", "kind"), CASES, ids=["matrix", "low rank", "first order"])
 def test_untouched_sampler_is_right_on_groups_whose_form_is_wrong_for_them(few, kind, monkeypatch):
-    for module in (posterior_fit, centring_weights, setup, noise_around):
+    for module in (posterior_fit, centring_choice, setup, noise_around):
         monkeypatch.setattr(module, "MAX_DENSE", few)
     monkeypatch.setattr(budget, "MANY", few)
     with groups("non-centred") as model:

@@ -1,0 +1,121 @@
+"""Coordinates θ in which the linear predictors of rows are linear, beside a chain's φ.
+
+Where effects are partially centred, a row's linear predictor is in the chain's coordinates a
+product of an effect and a power of its scale. In the effects themselves it is linear, and doesn't
+depend on the scale. Quadratic functions beside rows are written in those, and the chain rule
+carries their gradient to the chain's. Knows graphs and densities, no rewrite of a model and no
+sampler.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pytensor.graph.replace import clone_replace
+
+from pymc_sghmc.exceptions import NonFinite
+from pymc_sghmc.gradients.at_positions import at_positions
+from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.jacobians import jacobian
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.data import InMemory
+
+__all__ = ["LinearRows", "RowCoordinates"]
+
+
+class LinearRows(NamedTuple):
+    """Rows as graphs of θ, which they see of the parameters."""
+
+    terms: Sequence[pt.TensorVariable]  # log-likelihoods, as graphs of ...
+    variables: Sequence[pt.TensorVariable]  # ... θ, one for each parameter
+    seen: pt.TensorVariable  # θ, raveled and joined, as a graph of the chain's variables
+
+
+class RowCoordinates:
+    """θ, and its derivatives, at a position φ of a chain. Without ``rows`` θ is φ.
+
+    Parameters
+    ----------
+    density : LogDensity
+        With its graph.
+    rows : LinearRows, optional
+    """
+
+    def __init__(self, density: LogDensity, rows: LinearRows | None = None) -> None:
+        self._graph: pt.TensorVariable | None = None
+        self._function: Callable[..., Array] | None = None
+        if rows is None:
+            return
+        graph = density.graph
+        own = graph.position
+        self._shapes = [np.shape(graph.model.point[v.name]) for v in graph.variables]
+        [self._graph] = graph.at_position([rows.seen])
+        self._function = density.compiled([own, *graph.arrays, *graph.given], self._graph)
+        # ∂θ/∂φ times a direction, by two products with its transpose
+        direction = pt.vector("direction", dtype=own.dtype)
+        cotangent = pt.zeros_like(direction)
+        back = pt.grad(None, own, known_grads={self._graph: cotangent})
+        moved = pt.grad((back * direction).sum(), cotangent)
+        self._moved = at_positions(density, [moved], direction, [own])
+
+    @property
+    def are_own(self) -> bool:
+        """Whether θ is φ."""
+        return self._function is None
+
+    def at(self, position: Array, density: LogDensity, data: InMemory) -> Array:
+        """θ at a position."""
+        own = position.astype(density.dtype, copy=False)
+        if self._function is None:
+            return own
+        return self._function(own, *data.part(None, None).arrays, *density.given)
+
+    def derivatives(self, position: Array, density: LogDensity, data: InMemory) -> Any:
+        """∂θ/∂φ at a position, an array or csr_array (d, d); None where θ is φ.
+
+        Raises
+        ------
+        NonFinite
+            If it can't be found, for lack of finite numbers.
+        """
+        if self._function is None:
+            return None
+        others = (
+            position.astype(density.dtype, copy=False),
+            *data.part(None, None).arrays,
+            *density.given,
+        )
+
+        def moved(directions: Array) -> Array:
+            [values] = self._moved(directions.astype(density.dtype), *others)
+            return values[:, :, None]
+
+        found = jacobian(moved, self._shapes)
+        if found is None:
+            raise NonFinite(position, np.full(position.size, np.nan), np.nan)
+        return found.J
+
+    def pulled_back(
+        self, density: LogDensity, outputs: Sequence[pt.TensorVariable]
+    ) -> list[pt.TensorVariable]:
+        """Write graphs of θ as such of φ, the last of which is a gradient.
+
+        Parameters
+        ----------
+        density : LogDensity
+            With its graph, whose position stands for θ before and for φ afterwards.
+        outputs : list of TensorVariable
+        """
+        if self._graph is None:
+            return list(outputs)
+        own = density.graph.position
+        *others, gradient = clone_replace(list(outputs), {own: self._graph}, rebuild_strict=False)
+        return [*others, pt.grad(None, own, known_grads={self._graph: gradient})]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # functions without a state
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_graph": None}

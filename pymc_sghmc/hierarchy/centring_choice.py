@@ -1,0 +1,137 @@
+"""How far each effect is centred: by what its rows say of it, beside what its prior says.
+
+Knows passes over the data and a fit of a Gaussian, no models and no samplers.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
+from pymc_sghmc.gradients.rewrite import MeanField
+from pymc_sghmc.phases import begin_phase
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.tuning.curvature import MAX_DENSE, CountedPasses
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
+from pymc_sghmc.tuning.variational_fit import mean_field, variational_fit
+
+if TYPE_CHECKING:
+    from pymc_sghmc.hierarchy.centring import PartialCentring
+
+__all__ = ["Chosen", "choose"]
+
+STEP = 1e-3  # prior standard deviations, of differences of gradients
+N_PAIRS = 8  # of draws ±z from the fit
+
+
+class Chosen(NamedTuple):
+    """Coordinates of all entries of all effects, and the fits that they were chosen by."""
+
+    weights: Array  # λ
+    information: Array | None = None  # h, the precision of an entry's likelihood
+    pull: Array | None = None  # b, that times its mean
+    shares: Array | None = None  # how far entries are centred: h over h and the prior's precision
+    independent: MeanField | None = None  # in the coordinates z = u/τ
+    start: Array | None = None  # where a fit in the chosen coordinates began, ...
+    fit: GaussianFit | None = None  # ... that converged
+
+
+def choose(gradient: MinibatchGradient, centring: "PartialCentring", start: Array) -> Chosen:
+    """Choose coordinates of all entries of all effects, by the likelihood of each beside its prior.
+
+    Its precision and mean are taken at draws from a Gaussian that is fitted to z = u/τ: in u such
+    fits end at scales of zero where the rows say little.
+
+    Parameters
+    ----------
+    gradient : MinibatchGradient
+    centring : PartialCentring
+        Whose coordinates are changed on the way.
+    start : array of shape (d,)
+        Where the fit begins, in the model's own coordinates.
+    """
+    begin_phase("choosing how far effects are centred")
+    density = gradient.density
+    counted = CountedPasses(gradient.passes)
+    none = np.zeros_like(centring.as_written)
+    centring.set_coordinates(none)
+    independent = mean_field(counted, density.from_model(start).astype(float))
+    if independent is None:
+        return Chosen(centring.as_written)
+    places = list(centring.group_coefficients.values())
+    effects = np.concatenate([np.r_[place] for place in places])
+    point = independent.mean
+    draws = _draws(independent)
+    scales = np.array([_scales(centring, draw, effects) for draw in draws])
+    information = _information(counted, draws, scales, places)
+    scale = _scales(centring, point, effects)
+    pull = information * scale * point[effects] + counted.likelihood(point)[effects] / scale
+    ratios = information * np.square(scale)
+    chosen = Chosen(
+        weights=none,
+        information=information,
+        pull=np.nan_to_num(pull),
+        shares=ratios / (1 + ratios),
+        independent=independent,
+    )
+    if start.size > MAX_DENSE:
+        return chosen
+    centring.set_coordinates(none, chosen.information, chosen.pull)
+    own_start = density.from_model(start).astype(float)
+    fit = variational_fit(counted, own_start, centring.carried(independent))
+    if fit is None or not fit.is_mode:
+        return chosen
+    return chosen._replace(start=own_start, fit=fit)
+
+
+def _draws(independent: MeanField) -> Array:
+    """Draw in pairs, with the Gaussian's own spread."""
+    mean, sds = independent
+    rng = np.random.default_rng(0)
+    half = rng.standard_normal((N_PAIRS, mean.size))
+    half /= np.sqrt(np.square(half).mean(axis=0))  # their mean square is 1
+    return mean + sds * np.concatenate([half, -half])
+
+
+def _scales(centring: "PartialCentring", point: Array, effects: Array) -> Array:
+    """τ of all entries at a position z = u/τ."""
+    moved = point.copy()
+    moved[effects] += 1.0
+    return (centring.effects(moved) - centring.effects(point))[effects]
+
+
+def _information(
+    counted: CountedPasses, draws: Array, scales: Array, places: Sequence[slice]
+) -> Array:
+    """Curvature of the likelihood in the entries of effects, at typical draws; 0 or more."""
+    effects = np.concatenate([np.r_[place] for place in places])
+    squares = np.square(scales)
+    exact = [counted.likelihood_curvatures(draw) for draw in draws]
+    with np.errstate(all="ignore"):
+        if not any(curvatures is None for curvatures in exact):
+            by_draw = np.array(exact)[:, effects] / squares
+            typical = np.median(np.nan_to_num(by_draw, posinf=0.0, neginf=0.0), axis=0)
+        else:
+            rng = np.random.default_rng(0)
+            estimates = np.array([_by_signs(counted, draw, places, rng) for draw in draws])
+            by_scales = estimates[:, effects].mean(axis=0) / squares.mean(axis=0)
+            typical = np.nan_to_num(by_scales, posinf=0.0, neginf=0.0)
+    return np.maximum(typical, 0.0)
+
+
+def _by_signs(
+    counted: CountedPasses, point: Array, places: Sequence[slice], rng: np.random.Generator
+) -> Array:
+    """Estimate curvatures of the likelihood, the diagonal of a matrix.
+
+    Random signs let what entries mean to each other cancel in the mean of many (Hutchinson).
+    """
+    here = counted.likelihood(point)
+    found = np.zeros(point.size)
+    for place in places:
+        moved = point.copy()
+        signs = rng.choice([-1.0, 1.0], size=place.stop - place.start)
+        moved[place] += STEP * signs
+        found[place] = signs * (here - counted.likelihood(moved))[place] / STEP
+    return found
