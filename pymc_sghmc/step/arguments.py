@@ -143,11 +143,12 @@ class SharedArguments(TypedDict, total=False):
         With a given learning rate "auto" is 1, because another value would change its unit.
     centring : "auto", None or dict of {str: float}, default "auto"
         How far group effects of unknown scale are centred while sampling. The model may have either
-        form, centred or non-centred, and the trace does not change. 1 is fully centred, 0 fully
-        non-centred. "auto" chooses a number for each group by how much its rows say about its
-        effect (Papaspiliopoulos et al. 2007; Gorinova et al. 2020). ``None`` keeps the model's own
-        form, as "auto" does with a given learning rate and no ``preconditioner``. A dict gives
-        the numbers by the names of parameters.
+        form, centred or non-centred, and the trace does not change. "auto" samples each effect as a
+        standard normal variable: its distance from the mean that it has given its scale and what
+        its rows say, in standard deviations. ``None`` keeps the model's own form, as "auto" does
+        with a given learning rate and no ``preconditioner``. A dict gives numbers by the names of
+        parameters: 1 is fully centred, 0 fully non-centred (Papaspiliopoulos et al. 2007;
+        Gorinova et al. 2020).
     marginalize : str, variable or list of them, default ()
         Group effects to integrate out: parameters with an entry for each group, of which a row sees
         only that of its own group, such as ``u[group]``. Few parameters are left, and minibatches

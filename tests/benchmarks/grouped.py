@@ -76,7 +76,7 @@ def run(name, way):
     }
     centring = centring_of(step.tuner.gradient.density)
     if centring is not None:
-        row["λ"] = float(centring.weights.mean())
+        row["λ"] = float(np.concatenate(list(centring.by_name().values())).mean())
     with np.load(REFERENCES) as known:
         if (key := f"{name}: seconds, least ESS, draws") in known:
             elapsed, least, length = known[key]
