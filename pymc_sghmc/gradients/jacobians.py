@@ -138,7 +138,9 @@ class Jacobian:
         return self.is_sparse and isinstance(coordinates, LowRank)
 
 
-def jacobian(zetas: Zetas, shapes: Sequence[tuple[int, ...]]) -> Jacobian | None:
+def jacobian(
+    zetas: Zetas, shapes: Sequence[tuple[int, ...]], error: float | None = None
+) -> Jacobian | None:
     """Find J of some rows from ζ at a few positions.
 
     Moved together, the entries of which a row sees one move its ζ by J, and moved by j each by jJ,
@@ -150,13 +152,15 @@ def jacobian(zetas: Zetas, shapes: Sequence[tuple[int, ...]]) -> Jacobian | None
         ζ of the rows at P positions (P, d), (P, n, m).
     shapes : list of tuple
         Of the parameters, in the order of a position.
+    error : float, optional
+        Relative one that a ζ which is linear may have. Default: that of rounding.
 
     Returns
     -------
     Jacobian or None
         None if ζ isn't linear, or if it would take too many positions.
     """
-    probe = _Probe(zetas, sum(map(math.prod, shapes)))
+    probe = _Probe(zetas, sum(map(math.prod, shapes)), error)
     columns = list(_columns(shapes))
     found: list[tuple[Array, Array, Array]] = []  # rows, columns and values
     one_by_one = [column for column in columns if column.size <= FEW]
@@ -207,13 +211,13 @@ def _columns(shapes: Sequence[tuple[int, ...]]) -> Iterator[Array]:
 class _Probe:
     """Takes ζ at positions, beside that at zero, and counts them."""
 
-    def __init__(self, zetas: Zetas, d: int) -> None:
+    def __init__(self, zetas: Zetas, d: int, error: float | None) -> None:
         [here] = zetas(np.zeros((1, d)))
         self._zetas = zetas
         self.d = d
         self.m = here.shape[1]
         self.here: Array = here.ravel()
-        self.exact = np.finfo(here.dtype).eps ** 0.5  # relative error of a ζ that is linear
+        self.exact = error or np.finfo(here.dtype).eps ** 0.5
         self.n_positions = 1
         self.n_passes = 1  # over the rows: each takes many positions
 

@@ -45,20 +45,14 @@ class RowCoordinates:
 
     def __init__(self, density: LogDensity, rows: LinearRows | None = None) -> None:
         self._graph: pt.TensorVariable | None = None
-        self._function: Callable[..., Array] | None = None
+        self._function: Callable[..., list[Array]] | None = None
         if rows is None:
             return
         graph = density.graph
         own = graph.position
         self._shapes = [np.shape(graph.model.point[v.name]) for v in graph.variables]
         [self._graph] = graph.at_position([rows.seen])
-        self._function = density.compiled([own, *graph.arrays, *graph.given], self._graph)
-        # ∂θ/∂φ times a direction, by two products with its transpose
-        direction = pt.vector("direction", dtype=own.dtype)
-        cotangent = pt.zeros_like(direction)
-        back = pt.grad(None, own, known_grads={self._graph: cotangent})
-        moved = pt.grad((back * direction).sum(), cotangent)
-        self._moved = at_positions(density, [moved], direction, [own])
+        self._function = at_positions(density, [self._graph], own, [])
 
     @property
     def are_own(self) -> bool:
@@ -67,13 +61,15 @@ class RowCoordinates:
 
     def at(self, position: Array, density: LogDensity, data: InMemory) -> Array:
         """θ at a position."""
-        own = position.astype(density.dtype, copy=False)
         if self._function is None:
-            return own
-        return self._function(own, *data.part(None, None).arrays, *density.given)
+            return position.astype(density.dtype, copy=False)
+        [theta] = self._of(position[None], density, data)
+        return theta
 
     def derivatives(self, position: Array, density: LogDensity, data: InMemory) -> Any:
         """∂θ/∂φ at a position, an array or csr_array (d, d); None where θ is φ.
+
+        By central differences: the noise that is found with it needs no more digits.
 
         Raises
         ------
@@ -82,20 +78,27 @@ class RowCoordinates:
         """
         if self._function is None:
             return None
-        others = (
-            position.astype(density.dtype, copy=False),
-            *data.part(None, None).arrays,
-            *density.given,
-        )
+        step = np.finfo(density.dtype).eps ** (1 / 3)
 
         def moved(directions: Array) -> Array:
-            [values] = self._moved(directions.astype(density.dtype), *others)
-            return values[:, :, None]
+            lengths = np.abs(directions).max(axis=1, initial=0.0, keepdims=True)
+            lengths = np.where(lengths > 0, lengths, 1.0) / step
+            ends = np.concatenate(
+                [position + directions / lengths, position - directions / lengths]
+            )
+            there, back = np.split(self._of(ends, density, data).astype(float), 2)
+            return ((there - back) * (lengths / 2))[:, :, None]
 
-        found = jacobian(moved, self._shapes)
+        found = jacobian(moved, self._shapes, step)
         if found is None:
             raise NonFinite(position, np.full(position.size, np.nan), np.nan)
         return found.J
+
+    def _of(self, positions: Array, density: LogDensity, data: InMemory) -> Array:
+        assert self._function is not None
+        others = (*data.part(None, None).arrays, *density.given)
+        [thetas] = self._function(positions.astype(density.dtype, copy=False), *others)
+        return thetas
 
     def pulled_back(
         self, density: LogDensity, outputs: Sequence[pt.TensorVariable]

@@ -15,6 +15,7 @@ from pymc.pytensorf import compile
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.loops.backends import CompiledStep, fastest_mode, is_numba, loop_around
 from pymc_sghmc.loops.normals import MANY, standard_normals
+from pymc_sghmc.loops.numpy_mode import without_traces
 from pymc_sghmc.loops.tracing import NotTraceable, coordinate_arrays, traced_step
 from pymc_sghmc.protocols import Array, Generator, Minibatches, Target, Update
 
@@ -110,7 +111,7 @@ class InnerLoop:
         self.n_normals = traced.n_normals
         self.has_logp = traced.has_logp
         options = {"on_unused_input": "ignore", **compile_kwargs, "mode": mode}
-        function = compile(traced.inputs, traced.outputs, **options)
+        function = compile(traced.inputs, without_traces(traced.outputs), **options)
         function.trust_input = True
         self.step = CompiledStep(
             function=function,

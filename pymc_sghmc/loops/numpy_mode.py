@@ -17,6 +17,7 @@ from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.link.vm import VMLinker
 from pytensor.scalar.math import Log1mexp, Softplus, TriGamma
@@ -26,7 +27,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import AdvancedSubtensor
 from scipy.special import zeta
 
-from pymc_sghmc.compat import adds_to_rows
+from pymc_sghmc.compat import adds_to_rows, ancestors
 from pymc_sghmc.loops.backends import is_compiled_by_default
 
 __all__ = ["compile_for_many_rows"]
@@ -53,11 +54,26 @@ def compile_for_many_rows(
     callable
         In NumPy's mode, if every operation has a function of arrays; else in the default mode.
     """
+    is_one = isinstance(outputs, Variable)
+    outputs = without_traces([outputs] if is_one else list(outputs))
+    outputs = outputs[0] if is_one else outputs
     if options.get("mode") is None and is_compiled_by_default():
         function = compile(inputs, outputs, **{**options, "mode": _numpy_mode()})
         if all(map(_is_for_arrays, function.maker.fgraph.apply_nodes)):
             return function
     return compile(inputs, outputs, **options)
+
+
+def without_traces(outputs: Sequence[Variable]) -> list[Variable]:
+    """Copy graphs without what PyTensor notes of the lines of code that built them.
+
+    Rewrites join these notes, so that they can come to take gigabytes.
+    """
+    copies = clone_replace(list(outputs), {})
+    for variable in ancestors(copies):
+        if variable.owner is not None:
+            variable.tag.trace = []
+    return copies
 
 
 def _numpy_mode() -> Mode:

@@ -14,6 +14,7 @@ from pymc.model import modelcontext
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import Competence
 from pymc.util import get_random_generator
+from pytensor import config
 
 from pymc_sghmc.checks import (
     continuous_variables,
@@ -100,7 +101,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         self, vars, own, friction="auto", noise=None, /, **shared: Unpack[SharedArguments]
     ):
         given = checked(shared)
-        with shown(type(self).__name__) as display:
+        # PyTensor notes where each variable was made, for messages: thousands of them here
+        with shown(type(self).__name__) as display, config.change_flags(traceback__limit=0):
             tuning = self._build(vars, own, friction, noise, given, display)
         if tuning is not None:
             self._tell(tuning, display)
