@@ -335,13 +335,15 @@ class Tuner:
         setup = self._made
         T = self.settings.temperature
         limit = (4 * math.sqrt(theta.size) + 10) * math.sqrt(T)
-        distance = self.gradients[2].distance(theta)
-        if distance is not None:
-            return not distance < limit
         if setup.mean_phi is None:
-            return not self.setups.radius(theta) < limit
-        shift = state.position - setup.mean_phi
-        return not shift.dot(shift) < limit**2
+            radius = self.setups.radius(theta)
+        else:
+            radius = np.linalg.norm(state.position - setup.mean_phi)
+        if radius < limit:
+            return False
+        # scales may be far out where what rows see of the effects isn't
+        distance = self.gradients[2].distance(theta)
+        return distance is None or not distance < limit
 
     def _has_moved(self, tuning: ChainTuning, mean: Array) -> bool:
         """Whether the mean of the draws has left that of the fit, or other steps their values."""
