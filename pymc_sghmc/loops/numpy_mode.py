@@ -71,8 +71,7 @@ def without_traces(outputs: Sequence[Variable]) -> list[Variable]:
     """
     copies = clone_replace(list(outputs), {})
     for variable in ancestors(copies):
-        if variable.owner is not None:
-            variable.tag.trace = []
+        variable.tag.trace = []
     return copies
 
 
