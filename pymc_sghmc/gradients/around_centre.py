@@ -69,9 +69,14 @@ class AroundExpansion(AroundCentre):
         weights = self.order.weights(rows)
         return self._function(position, self._one, *weights, *others)
 
-    def distance(self, position: Array) -> float | None:
-        """Return how far out a position is for this gradient, in sds; None where a chain knows."""
-        return None
+    @property
+    def knows_distance(self) -> bool:
+        """Whether `distance` tells better than a chain's own coordinates how far out it is."""
+        return False
+
+    def distance(self, position: Array) -> float:
+        """Return how far out a position is for this gradient, in sds, where that is known."""
+        raise NotImplementedError
 
     def symbolic(self, position: pt.TensorVariable, reports: bool = False) -> Symbolic:
         """Return log p̃ and ∇ log p̃ at a symbolic position, and their inputs.

@@ -161,13 +161,13 @@ def is_right(gradient: "SecondOrder", centre: Array, metric: Metric) -> bool:
     shift = metric.to_theta(np.random.default_rng(1).standard_normal(centre.size))
     tolerance = np.finfo(dtype).eps ** 0.25
     points = [(centre + far * shift).astype(dtype) for far in (-1.0, 0.7)]
+    thetas = [gradient.seen(point) for point in points]
     by_position = [gradient.derivatives_seen(point) for point in points]
     for rows, inputs, k in _blocks(gradient, CHECKED_ROWS):
         by_theta = gradient.jacobian(k, inputs)
-        for point, T in zip(points, by_position, strict=True):
+        for point, theta, T in zip(points, thetas, by_position, strict=True):
             J = by_theta.after(T)
             spread = J.spread(metric)
-            theta = gradient.seen(point)
             _, c, _ = _parts(gradient.first(theta, *inputs)[k], gradient.quadratics[k].m)
             found = metric.pull_back(J.total(c))
             expected = metric.pull_back(gradient.passes.of_rows(point, k, rows)[1])

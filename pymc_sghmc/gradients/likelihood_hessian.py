@@ -28,7 +28,12 @@ from pymc_sghmc.models.row_slopes import Quadratics, RowSlopes, row_slopes
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory
 
-__all__ = ["LikelihoodHessian", "SecondDerivatives", "second_derivatives"]
+__all__ = [
+    "LikelihoodHessian",
+    "SecondDerivatives",
+    "derivatives_of_rows",
+    "second_derivatives",
+]
 
 MOST_BYTES = 2**28  # of J, kept while a fit is made
 BLOCK_ROWS = 10_000  # for which J is found at a time
@@ -96,13 +101,30 @@ def second_derivatives(density: LogDensity) -> SecondDerivatives | None:
     graph = density.graph
     if not graph.model.groups:
         return None
-    batches = [group.batches for group in graph.model.groups]
-    slopes = row_slopes(graph.model.terms, graph.variables, batches, graph.model.point)
-    if slopes is None:
-        return None
-    found = SecondDerivatives(density, slopes)
-    found.prior_gradients = _prior_gradients(density, slopes)
+    found = derivatives_of_rows(density, graph.model.terms, graph.variables)
+    if found is not None:
+        found.prior_gradients = _prior_gradients(density, found.slopes)
     return found
+
+
+def derivatives_of_rows(
+    density: LogDensity, terms: Sequence[pt.TensorVariable], variables: Sequence[pt.TensorVariable]
+) -> SecondDerivatives | None:
+    """Compile derivatives of rows alone; None where they see no few linear predictors.
+
+    Parameters
+    ----------
+    density : LogDensity
+        With its graph.
+    terms : list of TensorVariable
+        Log-likelihoods of rows, as graphs of ...
+    variables : list of TensorVariable
+        ... what rows see, one for each parameter.
+    """
+    model = density.graph.model
+    batches = [group.batches for group in model.groups]
+    slopes = row_slopes(terms, variables, batches, model.point)
+    return None if slopes is None else SecondDerivatives(density, slopes)
 
 
 def _prior_gradients(density: LogDensity, slopes: RowSlopes) -> Callable[..., list[Array]]:

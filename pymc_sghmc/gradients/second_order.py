@@ -19,12 +19,15 @@ from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.density import Graph, LogDensity
 from pymc_sghmc.gradients.expansion import expand, fits, is_right, noise_at
 from pymc_sghmc.gradients.jacobians import Jacobian
-from pymc_sghmc.gradients.likelihood_hessian import SecondDerivatives, second_derivatives
+from pymc_sghmc.gradients.likelihood_hessian import (
+    SecondDerivatives,
+    derivatives_of_rows,
+    second_derivatives,
+)
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.row_coordinates import RowCoordinates
 from pymc_sghmc.loops.backends import is_jax
-from pymc_sghmc.models.row_slopes import row_slopes
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory
 
@@ -139,13 +142,13 @@ class SecondOrder(AroundExpansion):
         """∂θ/∂φ at a position of a chain; None where θ is φ."""
         return self.coordinates.derivatives(position, self.density, self.data)
 
-    def distance(self, position: Array) -> float | None:
-        """Return how far rows' predictors are from the centre, in sds by the likelihood.
+    @property
+    def knows_distance(self) -> bool:
+        """Whether rows see other coordinates than a chain's own."""
+        return not self.coordinates.are_own
 
-        None where rows see a chain's own coordinates, in which the chain itself can tell.
-        """
-        if self.coordinates.are_own:
-            return None
+    def distance(self, position: Array) -> float:
+        """Return how far rows' predictors are from the centre, in sds by the likelihood."""
         shift = (self.seen(position) - self.anchor.centre).astype(float)
         hessian = self.anchor.hessian
         matrix = csr_array(hessian, shape=2 * shift.shape) if len(hessian) > 1 else hessian[0]
@@ -227,13 +230,11 @@ def _derivatives(gradient: MinibatchGradient) -> tuple[SecondDerivatives, RowCoo
         If rows are linear in none.
     """
     density = gradient.density
-    model = density.graph.model
-    linear = [rewrite.linear_rows for rewrite in density.rewrites]
-    if len(linear) == 1 and linear[0] is not None:
-        batches = [group.batches for group in model.groups]
-        slopes = row_slopes(linear[0].terms, linear[0].variables, batches, model.point)
-        if slopes is not None:
-            return SecondDerivatives(density, slopes), RowCoordinates(density, linear[0])
+    linear = next((r.linear_rows for r in density.rewrites if r.linear_rows is not None), None)
+    if linear is not None:
+        found = derivatives_of_rows(density, linear.terms, linear.variables)
+        if found is not None:
+            return found, RowCoordinates(density, linear)
     derivatives = gradient.passes.second_derivatives or second_derivatives(density)
     if derivatives is None:
         raise NotApplicable(NO_PREDICTORS)

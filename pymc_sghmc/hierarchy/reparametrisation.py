@@ -85,7 +85,7 @@ def reparametrised(
         jacobian = jacobian + pt.broadcast_to(change.log_spread, shape).sum()
         value = change.value
         seen = effect.value
-        effects_seen[effect.value] = value if effect.written else effect.scale * value
+        effects_seen[effect.value] = change.effect
         if effect.mixing is not None:
             C: Any = effect.mixing.factor
             mixing = effect.mixing
@@ -93,7 +93,6 @@ def reparametrised(
             for product, view in mixing.products:
                 products[product] = clone_replace(view, {effect.value: u}, rebuild_strict=False)
             changes[u] = value
-            effects_seen[effect.value] = value
             value = mixing.along(lambda x, C=C: pt.linalg.solve_triangular(C, x, lower=True), value)
             seen = mixing.along(lambda x, C=C: C @ x, effect.value)
             entries = pt.broadcast_to(mixing.over(pt.log(pt.diagonal(C))), shape)
@@ -125,6 +124,7 @@ class _Change(NamedTuple):
     """The model's value of an effect, in its coordinate a: middle + spread (a − shift)."""
 
     value: Any
+    effect: Any  # itself, of which the value is a part where it is divided by its scale
     middle: Any
     log_spread: Any
     shift: Any
@@ -145,8 +145,10 @@ def _change(effect: ScaledEffect, a: pt.TensorVariable, centring: Centring) -> _
     middle = pt.exp(-more) * (effect.location + pulled)
     log_spread = powers * log_scale - 0.5 * more
     shift = centring.weights * effect.location
+    value = middle + pt.exp(log_spread) * (a - shift)
     return _Change(
-        value=middle + pt.exp(log_spread) * (a - shift),
+        value=value,
+        effect=effect.scale * value if is_divided else value,
         middle=middle,
         log_spread=log_spread,
         shift=shift,

@@ -30,7 +30,7 @@ from scipy.special import zeta
 from pymc_sghmc.compat import adds_to_rows, ancestors
 from pymc_sghmc.loops.backends import is_compiled_by_default
 
-__all__ = ["compile_for_many_rows"]
+__all__ = ["compile_for_many_rows", "without_traces"]
 
 FUSING = "fusion", "inplace", "local_pow_to_nested_squaring"  # NumPy has no fused operations
 LAST = 1000  # among PyTensor's rewrites: after all that may add operations
@@ -54,9 +54,7 @@ def compile_for_many_rows(
     callable
         In NumPy's mode, if every operation has a function of arrays; else in the default mode.
     """
-    is_one = isinstance(outputs, Variable)
-    outputs = without_traces([outputs] if is_one else list(outputs))
-    outputs = outputs[0] if is_one else outputs
+    outputs = without_traces(outputs)
     if options.get("mode") is None and is_compiled_by_default():
         function = compile(inputs, outputs, **{**options, "mode": _numpy_mode()})
         if all(map(_is_for_arrays, function.maker.fgraph.apply_nodes)):
@@ -64,13 +62,14 @@ def compile_for_many_rows(
     return compile(inputs, outputs, **options)
 
 
-def without_traces(outputs: Sequence[Variable]) -> list[Variable]:
-    """Copy graphs without what PyTensor notes of the lines of code that built them.
+def without_traces(outputs: Any) -> Any:
+    """Copy a graph, or a list of them, without PyTensor's notes of the lines that built them.
 
-    Rewrites join these notes, so that they can come to take gigabytes.
+    Rewrites join these notes, so that they can come to take gigabytes. Inputs and constants, which
+    aren't copied, lose theirs, too.
     """
-    copies = clone_replace(list(outputs), {})
-    for variable in ancestors(copies):
+    copies = clone_replace(outputs, {})
+    for variable in ancestors([copies] if isinstance(copies, Variable) else copies):
         variable.tag.trace = []
     return copies
 

@@ -308,8 +308,7 @@ class Tuner:
 
         Where they are in what rows see, scales that chains are taken to don't make them noisy.
         """
-        knows_distance = self.gradients[2].distance(self._made.fit.mean) is not None
-        return not knows_distance or tuning.n_divergences >= MOST_QUARTERS
+        return not self.gradients[2].knows_distance or tuning.n_divergences >= MOST_QUARTERS
 
     def _of_first_order(self, tuning: ChainTuning) -> ChainTuning | None:
         """Give up second-order control variates, for a chain that they sent off."""
@@ -342,8 +341,8 @@ class Tuner:
         if radius < limit:
             return False
         # scales may be far out where what rows see of the effects isn't
-        distance = self.gradients[2].distance(theta)
-        return distance is None or not distance < limit
+        second = self.gradients[2]
+        return not (second.knows_distance and second.distance(theta) < limit)
 
     def _has_moved(self, tuning: ChainTuning, mean: Array) -> bool:
         """Whether the mean of the draws has left that of the fit, or other steps their values."""

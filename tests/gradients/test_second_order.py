@@ -169,6 +169,17 @@ def law(gradient, position):
     return mean, ((values - mean).T * p) @ (values - mean)
 
 
+def law_that_is_known(gradient, position, metric, mean, noise):
+    """Hold mean and noise against all rows, to these tolerances; return the covariance."""
+    found, covariance = law(gradient, position)
+    logp, grad = gradient.passes.log_density(position)
+    np.testing.assert_allclose(found, [logp, *grad], rtol=mean, atol=mean)
+    [by_group] = gradient.noise_at([position], metric)
+    expected = np.diag(metric.factor.T @ covariance[1:, 1:] @ metric.factor)
+    np.testing.assert_allclose(sum(by_group), expected, rtol=noise, atol=1e-12)
+    return covariance
+
+
 # --- The mean and the noise
 
 
@@ -176,12 +187,7 @@ def law(gradient, position):
 def test_mean_over_all_minibatches_is_exact_and_the_noise_is_known(write):
     gradient, position, metric = built(write, CASES[write])
     for there in (position, gradient.anchor.centre):
-        mean, covariance = law(gradient, there)
-        logp, grad = gradient.passes.log_density(there)
-        np.testing.assert_allclose(mean, [logp, *grad], rtol=1e-10, atol=1e-10)
-        [by_group] = gradient.noise_at([there], metric)
-        expected = np.diag(metric.factor.T @ covariance[1:, 1:] @ metric.factor)
-        np.testing.assert_allclose(sum(by_group), expected, rtol=1e-9, atol=1e-12)
+        covariance = law_that_is_known(gradient, there, metric, mean=1e-10, noise=1e-9)
         if there is not position:
             assert np.abs(covariance).max() < 1e-18  # no noise at the centre
     change = gradient.anchor._replace(hessian=(1.01 * gradient.anchor.hessian[0],))
@@ -223,12 +229,7 @@ def test_effects_have_an_exact_mean_and_known_noise_in_any_coordinates(write):
     assert gradient.is_right(centre, metric)
     np.testing.assert_allclose(gradient.anchor.centre, centring.effects(centre))
     for there in (centre + 0.5 * own.standard_normal(d), centre):
-        mean, covariance = law(gradient, there)
-        logp, grad = gradient.passes.log_density(there)
-        np.testing.assert_allclose(mean, [logp, *grad], rtol=1e-9, atol=1e-9)
-        [by_group] = gradient.noise_at([there], metric)
-        expected = np.diag(metric.factor.T @ covariance[1:, 1:] @ metric.factor)
-        np.testing.assert_allclose(sum(by_group), expected, rtol=1e-5, atol=1e-12)
+        covariance = law_that_is_known(gradient, there, metric, mean=1e-9, noise=1e-5)
     assert np.abs(covariance).max() < 1e-18
     assert gradient.distance(centre) == 0.0
 
@@ -249,9 +250,8 @@ def test_a_scale_alone_makes_no_noise():
         assert np.abs(covariance).max() < 1e-16
         assert gradient.distance(there) < 1e-6
         assert np.abs(there - centre).max() > 1
-    in_chain = copy.deepcopy(
-        compiled_case(non_centred)
-    )  # the test can fail: with log τ among what rows see
+    # the test can fail: with log τ among what rows see
+    in_chain = copy.deepcopy(compiled_case(non_centred))
     in_chain.set_centre(model, Identity(6))
     assert np.abs(law(in_chain, other)[1]).max() > 1e-3
 

@@ -54,7 +54,7 @@ def test_effects_are_centred_by_what_their_rows_say(form):
     [position] = centring_of(gradient.density).choose(gradient, start)
     ratio = SIZES * 0.7**2 / SIGMA**2
     np.testing.assert_allclose(centring_of(gradient.density).shares, ratio / (1 + ratio), rtol=0.02)
-    np.testing.assert_allclose(gradient.density.to_model(position), own, atol=1e-12)
+    np.testing.assert_allclose(gradient.density.to_model(position), own, rtol=1e-12, atol=1e-15)
     [again] = centring_of(gradient.density).choose(gradient, position)  # it is chosen once
     assert again is position
 
