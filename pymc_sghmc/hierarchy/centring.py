@@ -4,7 +4,7 @@ Each entry of an effect u of scale τ has a coordinate a, see `reparametrisation
 and compiled graphs, and no way of choosing how far effects are centred.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -192,17 +192,32 @@ class PartialCentring(Rewrite):
     def carried(self, unweighted: MeanField) -> MeanField:
         """Return a Gaussian with independent parameters for u = τa in the coordinates in use."""
         mean, sds = unweighted
-        moved = mean.copy()
-        effects = np.concatenate([np.r_[place] for place in self.group_coefficients.values()])
-        moved[effects] += sds[effects]  # with the scales where they are
         in_use = self._in_use
         self.set_coordinates(np.zeros(self.as_written.size))
-        own = [self.to_model(point) for point in (mean, moved)]
+        own_mean = self.to_model(mean)
+        own_moved = {place: self.to_model(point) for place, point in self.moved(mean, sds)}
         self.set_coordinates(*in_use)
-        here, there = [self.from_model(point).astype(float) for point in own]
+        here = self.from_model(own_mean).astype(float)
         sds = sds.copy()
-        sds[effects] = np.abs(there - here)[effects]
+        for place, own in own_moved.items():
+            sds[place] = np.abs(self.from_model(own) - here)[place]
         return MeanField(mean=here, sds=sds)
+
+    def scales(self, position: np.ndarray) -> np.ndarray:
+        """Return ∂u/∂a of each entry of the effects, with all other parameters where they are."""
+        here = self.effects(position)
+        found = [
+            (self.effects(point) - here)[place]
+            for place, point in self.moved(position, np.ones(position.size))
+        ]
+        return np.concatenate(found)
+
+    def moved(self, position: np.ndarray, by: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        """Move the entries of one effect after the other; others may have it as their mean."""
+        for place in self.group_coefficients.values():
+            point = position.copy()
+            point[place] += by[place]
+            yield place, point
 
     def taken_fit(self, start: np.ndarray) -> GaussianFit | None:
         """Return the fit that was made when λ was chosen, if it began here; data may change."""
@@ -224,7 +239,7 @@ class PartialCentring(Rewrite):
         if unknown:
             raise ValueError(not_an_effect(weights, unknown[0], self.group_coefficients))
         chosen = self.as_written.copy()
-        parts = self._by_name(chosen)
+        parts = self.named(chosen)
         for name, weight in weights.items():
             parts[name][:] = weight
         self.set_coordinates(chosen)
@@ -232,12 +247,12 @@ class PartialCentring(Rewrite):
 
     def by_name(self) -> dict[str, np.ndarray]:
         """How far the entries of each effect are centred, from 0 to 1, with its name."""
-        return self._by_name(self.weights if self.shares is None else self.shares)
+        return self.named(self.weights if self.shares is None else self.shares)
 
-    def _by_name(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Return views of the parts of a vector, with the names of their effects."""
+    def named(self, entries: np.ndarray) -> dict[str, np.ndarray]:
+        """Return views of the parts of a vector of all entries, with the names of their effects."""
         sizes = [place.stop - place.start for place in self.group_coefficients.values()]
-        parts = np.split(weights, np.cumsum(sizes)[:-1])
+        parts = np.split(entries, np.cumsum(sizes)[:-1])
         return dict(zip(self.group_coefficients, parts, strict=True))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -63,10 +63,11 @@ def choose(gradient: MinibatchGradient, centring: "PartialCentring", start: Arra
     effects = np.concatenate([np.r_[place] for place in places])
     point = independent.mean
     draws = _draws(independent)
-    scales = np.array([_scales(centring, draw, effects) for draw in draws])
+    scales = np.array([centring.scales(draw) for draw in draws])
     information = _information(counted, draws, scales, places)
-    scale = _scales(centring, point, effects)
-    pull = information * scale * point[effects] + counted.likelihood(point)[effects] / scale
+    scale = centring.scales(point)
+    slope = counted.likelihood(point)[effects] / scale  # of the likelihood, by the effects
+    pull = information * centring.effects(point)[effects] + slope
     ratios = information * np.square(scale)
     chosen = Chosen(
         weights=none,
@@ -92,13 +93,6 @@ def _draws(independent: MeanField) -> Array:
     half = rng.standard_normal((N_PAIRS, mean.size))
     half /= np.sqrt(np.square(half).mean(axis=0))  # their mean square is 1
     return mean + sds * np.concatenate([half, -half])
-
-
-def _scales(centring: "PartialCentring", point: Array, effects: Array) -> Array:
-    """τ of all entries at a position z = u/τ."""
-    moved = point.copy()
-    moved[effects] += 1.0
-    return (centring.effects(moved) - centring.effects(point))[effects]
 
 
 def _information(

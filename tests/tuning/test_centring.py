@@ -78,6 +78,27 @@ def test_effects_are_standard_normal_whatever_their_scale_is(form, log_scale):
     np.testing.assert_allclose(slope[effects], -position[effects], atol=0.02)
 
 
+def test_likelihood_of_effects_is_that_of_their_rows_where_they_have_means_of_their_own():
+    """Of n Gaussian rows with σ = 1: precision n and mean ȳ, whatever effects lie above them."""
+    rng = np.random.default_rng(2)
+    region = np.arange(SIZES.size) % 6
+    y = (rng.normal(5, 2, 6)[region] + rng.normal(0, 0.5, SIZES.size))[GROUP]
+    y = y + rng.normal(0, SIGMA, GROUP.size)
+    with pm.Model() as model:
+        regions = pm.Normal("regions", pm.Normal("mu", 0, 10), pm.HalfNormal("s", 3), shape=6)
+        sites = pm.Normal("sites", regions[region], pm.HalfNormal("tau", 1), shape=SIZES.size)
+        pm.Normal("y", sites[GROUP], SIGMA, observed=y)
+    gradient, start = gradient_with_effects(model)
+    centring = centring_of(gradient.density)
+    centring.choose(gradient, start)
+    information = centring.named(centring.information)
+    pull = centring.named(centring.pull)
+    np.testing.assert_allclose(information["sites"], SIZES, rtol=1e-6)
+    np.testing.assert_allclose(information["regions"], np.bincount(region[GROUP]), rtol=1e-6)
+    means = np.bincount(GROUP, weights=y) / SIZES
+    np.testing.assert_allclose(pull["sites"] / information["sites"], means, rtol=1e-6)
+
+
 def test_groups_that_say_nothing_of_their_scale_are_hardly_centred():
     gradient, start = gradient_with_effects(groups("centred", tau=1e-3))
     centring_of(gradient.density).choose(gradient, start)
