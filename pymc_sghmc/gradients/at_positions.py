@@ -1,4 +1,4 @@
-"""Functions of one vector compiled for many vectors at a time, which then read the rows once."""
+"""Functions of a position compiled for many positions at a time, which then read the rows once."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,42 +17,46 @@ __all__ = ["at_positions"]
 def at_positions(
     density: LogDensity,
     outputs: Sequence[pt.TensorVariable],
-    vector: pt.TensorVariable,
+    vectors: Sequence[pt.TensorVariable],
     inputs: Sequence[pt.TensorVariable],
 ) -> Callable[..., list[Array]]:
-    """Compile f(vectors (P, d), *inputs), each of whose outputs has a leading axis of P.
+    """Compile f(*vectors, *inputs), each of whose outputs has a leading axis of P.
 
     Parameters
     ----------
     density : LogDensity
         With its graph.
     outputs : list of TensorVariable
-    vector : TensorVariable
-        Of which there are many.
+    vectors : list of TensorVariable
+        Of each of which there are P, (P, d).
     inputs : list of TensorVariable
         That are the same for all of them; the data and the density's other inputs come after them.
     """
     graph = density.graph
     others = [*inputs, *graph.arrays, *graph.given]
-    vectors = pt.matrix("vectors", dtype=vector.dtype)
+    of_many = {vector: pt.matrix(vector.name, dtype=vector.dtype) for vector in vectors}
+    first, *_ = of_many.values()
     many = []
     try:
         for output in outputs:
-            new = vectorize_graph(output, {vector: vectors})
-            if new.ndim == output.ndim:  # it doesn't depend on the vector
-                new = pt.broadcast_to(new, (vectors.shape[0], *new.shape))
+            new = vectorize_graph(output, of_many)
+            if new.ndim == output.ndim:  # it doesn't depend on the vectors
+                new = pt.broadcast_to(new, (first.shape[0], *new.shape))
             many.append(new)
-        return density.compiled([vectors, *others], many)
+        return density.compiled([*of_many.values(), *others], many)
     except (TypeError, ValueError, NotImplementedError):  # an operation that has no such form
-        return _OneByOne(density.compiled([vector, *others], outputs))
+        return _OneByOne(density.compiled([*vectors, *others], outputs), len(vectors))
 
 
 class _OneByOne:
-    """A function of a vector, for many of them."""
+    """A function of some vectors and other inputs, for many of these vectors."""
 
-    def __init__(self, function: Callable[..., list[Array]]) -> None:
+    def __init__(self, function: Callable[..., list[Array]], n_vectors: int) -> None:
         self.function = function
+        self.n_vectors = n_vectors
 
-    def __call__(self, vectors: Array, *others: Any) -> list[Array]:
-        values = [self.function(vector, *others) for vector in vectors]
+    def __call__(self, *inputs: Any) -> list[Array]:
+        vectors = inputs[: self.n_vectors]
+        others = inputs[self.n_vectors :]
+        values = [self.function(*one, *others) for one in zip(*vectors, strict=True)]
         return [np.array(of_one_output) for of_one_output in zip(*values, strict=True)]

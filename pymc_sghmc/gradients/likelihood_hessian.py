@@ -1,10 +1,12 @@
 """The Hessian of a log-density by one pass over rows that see few linear functions of parameters.
 
-Where a row's log-likelihood depends on the parameters by way of linear predictors ζ with fixed
-derivatives J, its Hessian is JᵀCJ with C = ∂²ℓ/∂ζ², a few numbers. J is found once. Each Hessian
-then costs one evaluation of C for each row, where differences of gradients cost a pass for each
-parameter. The prior has no rows: its Hessian is taken by differences of its gradient, at many
-positions in one call. Knows densities and rows, no samplers and no fit.
+Where a row's log-likelihood depends on θ by way of linear predictors ζ with fixed derivatives J,
+its Hessian is JᵀCJ with C = ∂²ℓ/∂ζ², a few numbers. J is found once. Each Hessian then costs one
+evaluation of C for each row, where differences of gradients cost a pass for each parameter. Where
+rows are linear in other coordinates θ than a chain's φ, the chain rule carries it there: TᵀHT with
+T = ∂θ/∂φ, and the second derivatives of g·θ(φ) with g = ∂ℓ/∂θ. These and the prior's have no rows:
+they are taken by differences of a gradient, at many positions in one call. Knows densities and
+rows, no samplers and no fit.
 """
 
 import math
@@ -21,49 +23,59 @@ from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 from scipy.sparse import csr_array, vstack
 
+from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.at_positions import at_positions
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.jacobians import Jacobian, jacobian
+from pymc_sghmc.gradients.row_coordinates import RowCoordinates
 from pymc_sghmc.models.row_slopes import Quadratics, RowSlopes, row_slopes
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory
 
-__all__ = [
-    "LikelihoodHessian",
-    "SecondDerivatives",
-    "derivatives_of_rows",
-    "second_derivatives",
-]
+__all__ = ["LikelihoodHessian", "SecondDerivatives", "second_derivatives"]
 
 MOST_BYTES = 2**28  # of J, kept while a fit is made
 BLOCK_ROWS = 10_000  # for which J is found at a time
-STEP = 1e-3  # of differences of the prior's gradient, in posterior standard deviations
-BLOCK_POSITIONS = 2**21  # numbers in the positions at which the prior's gradient is taken at a time
+STEP = 1e-3  # of differences of gradients without rows, in posterior standard deviations
+BLOCK_POSITIONS = 2**21  # numbers in the positions at which these are taken at a time
 
 
 class SecondDerivatives:
-    """Compiled functions of which Hessians of likelihoods are made: ζ and C of rows.
+    """Compiled functions of which Hessians are made.
 
     Parameters
     ----------
     density : LogDensity
         With its graph.
     slopes : RowSlopes
-        Of its likelihoods.
+        Of its likelihoods, as graphs of θ.
+    coordinates : RowCoordinates
+        θ at a position of a chain.
+
+    Attributes
+    ----------
+    zetas : callable
+        ζ of rows at many θ, (P, n, m).
+    first, second : callable
+        Of rows at θ: log-likelihood, c = ∂ℓ/∂ζ and ζ, (n, 1 + 2m); C, its upper triangle.
+    quadratics : list of Quadratics
+        Where these numbers lie, for each group of rows.
+    without_rows : callable
+        f(positions (P, d), g (P, d), ...), gradients of log prior + g·θ there, [(P, d)].
     """
 
-    def __init__(self, density: LogDensity, slopes: RowSlopes) -> None:
+    def __init__(self, density: LogDensity, slopes: RowSlopes, coordinates: RowCoordinates) -> None:
         self.slopes = slopes
+        self.coordinates = coordinates
         graph = density.graph
         n = len(slopes.zetas)
-        by_row = graph.at_position([*slopes.zetas, *slopes.second], slopes.variables)
-        zetas = by_row[:n]
-        self.zetas = at_positions(density, zetas, graph.position, graph.rows)  # (P, n, m)
-        self.second = density.row_function(by_row[n:])
+        by_row = graph.at_position([*slopes.zetas, *slopes.first, *slopes.second], slopes.variables)
+        self.zetas = at_positions(density, by_row[:n], [graph.position], graph.rows)
+        self.first = density.row_function(by_row[n : 2 * n])
+        self.second = density.row_function(by_row[2 * n :])
         self.quadratics: list[Quadratics] = slopes.quadratics
         self.shapes = [np.shape(graph.model.point[v.name]) for v in graph.variables]
-        # f(positions (P, d), *others) is [(P, d)]; None where no whole Hessians are asked for
-        self.prior_gradients: Callable[..., list[Array]] | None = None
+        self.without_rows = _gradient_without_rows(density, coordinates)
 
     def jacobian(self, density: LogDensity, group: int, inputs: tuple[Any, ...]) -> Jacobian | None:
         """∂ζ/∂θ of some rows of a group; None where it can't be found.
@@ -93,6 +105,8 @@ class SecondDerivatives:
 def second_derivatives(density: LogDensity) -> SecondDerivatives | None:
     """Compile what Hessians are made of; None where rows see no few linear predictors.
 
+    These are looked for in coordinates that a rewrite of the model knows, and then in a chain's.
+
     Parameters
     ----------
     density : LogDensity
@@ -101,40 +115,29 @@ def second_derivatives(density: LogDensity) -> SecondDerivatives | None:
     graph = density.graph
     if not graph.model.groups:
         return None
-    found = derivatives_of_rows(density, graph.model.terms, graph.variables)
-    if found is not None:
-        found.prior_gradients = _prior_gradients(density, found.slopes)
-    return found
+    rewrites = [rewrite.linear_rows for rewrite in density.rewrites]
+    for linear in [*filter(None, rewrites), None]:
+        terms = graph.model.terms if linear is None else linear.terms
+        variables = graph.variables if linear is None else linear.variables
+        batches = [group.batches for group in graph.model.groups]
+        slopes = row_slopes(terms, variables, batches, graph.model.point)
+        if slopes is not None:
+            return SecondDerivatives(density, slopes, RowCoordinates(density, linear))
+    return None
 
 
-def derivatives_of_rows(
-    density: LogDensity, terms: Sequence[pt.TensorVariable], variables: Sequence[pt.TensorVariable]
-) -> SecondDerivatives | None:
-    """Compile derivatives of rows alone; None where they see no few linear predictors.
-
-    Parameters
-    ----------
-    density : LogDensity
-        With its graph.
-    terms : list of TensorVariable
-        Log-likelihoods of rows, as graphs of ...
-    variables : list of TensorVariable
-        ... what rows see, one for each parameter.
-    """
-    model = density.graph.model
-    batches = [group.batches for group in model.groups]
-    slopes = row_slopes(terms, variables, batches, model.point)
-    return None if slopes is None else SecondDerivatives(density, slopes)
-
-
-def _prior_gradients(density: LogDensity, slopes: RowSlopes) -> Callable[..., list[Array]]:
-    """Compile the prior's gradient at many positions: f(positions (P, d), *given) is [(P, d)]."""
+def _gradient_without_rows(
+    density: LogDensity, coordinates: RowCoordinates
+) -> Callable[..., list[Array]]:
+    """Compile the gradient of log prior + g·θ at many positions, with a g for each."""
     graph = density.graph
     prior = clone_replace([graph.model.log_prior])[0]
-    gradients = pt.grad(rewrite_pregrad(prior), slopes.variables, disconnected_inputs="ignore")
+    gradients = pt.grad(rewrite_pregrad(prior), graph.variables, disconnected_inputs="ignore")
     joined = pt.concatenate([g.ravel() for g in gradients])
-    outputs = graph.at_position([joined], slopes.variables)
-    return at_positions(density, outputs, graph.position, [])
+    [of_prior] = graph.at_position([joined])
+    g = graph.position.type("slopes_of_rows")
+    [of_rows] = coordinates.pulled_back(density, [g])
+    return at_positions(density, [of_prior + of_rows], [graph.position, g], [])
 
 
 class _Block(NamedTuple):
@@ -165,9 +168,7 @@ class LikelihoodHessian:
         data: InMemory,
         subset: Sequence[Array],
     ) -> None:
-        assert second.prior_gradients is not None
         self._second = second
-        self._prior_gradients = second.prior_gradients
         self._density = density
         self._data = data
         self._subset = subset
@@ -186,28 +187,86 @@ class LikelihoodHessian:
         pairs = zip(self._given, self._density.given, strict=True)
         return all(a is b or np.array_equal(a, b) for a, b in pairs)
 
-    def mean(self, points: Sequence[Array], shares: Sequence[Sequence[Array]]) -> Any:
-        """Return the mean over points of the Hessian of −log-likelihood, each on rows of its own.
+    def mean(
+        self, points: Sequence[Array], shares: Sequence[Sequence[Array]], factor: Array
+    ) -> Array:
+        """Return LᵀH̄L, H̄ the mean over points of the Hessian of −log p, each on rows of its own.
 
         Parameters
         ----------
         points : list of array of shape (d,)
         shares : list of tuple of arrays
             For each point, numbers of rows of each group, all among the subset's.
-
-        Returns
-        -------
-        array or csr_array of shape (d, d)
+        factor : array of shape (d, n)
+            L, whose columns are as long as the posterior is wide there.
         """
-        assert self._J is not None
-        curvatures = zip(self._J, self._mean_curvatures(points, shares), strict=True)
-        return reduce(operator.add, [J.hessian(C) for J, C in curvatures])
+        likelihood = self._of_likelihood(points, shares)
+        directions = factor.T
+        per_block = max(1, BLOCK_POSITIONS // directions.shape[1])
+        total = np.zeros_like(factor)
+        for point, slope in zip(points, self._slopes(points, shares), strict=True):
+            [here] = self._gradients_without_rows(point[None], slope[None])
+            for start in range(0, len(directions), per_block):
+                part = point + STEP * directions[start : start + per_block]
+                [there] = self._gradients_without_rows(part, np.tile(slope, (len(part), 1)))
+                total[:, start : start + per_block] += (here - there).T
+        return factor.T @ (likelihood @ factor + total / (STEP * len(points)))
+
+    def product(
+        self, points: Sequence[Array], shares: Sequence[Sequence[Array]]
+    ) -> Callable[[Array], Array]:
+        """Return H̄v for any v that is as long as the posterior is wide there. See `mean`."""
+        likelihood = self._of_likelihood(points, shares)
+        at = np.array(points)
+        slopes = np.array(self._slopes(points, shares))
+        [here] = self._gradients_without_rows(at, slopes)
+
+        def product(v: Array) -> Array:
+            [there] = self._gradients_without_rows(at + STEP * v, slopes)
+            return likelihood @ v + np.mean(here - there, axis=0) / STEP
+
+        return product
 
     def diagonal(self, point: Array) -> Array:
-        """Diagonal of the Hessian of −log-likelihood at a point, (d,)."""
+        """Diagonal of the Hessian of −log-likelihood at a point where θ is linear in φ, (d,)."""
+        T = self._derivatives(point)
+        curvatures = zip(self._known(), self._mean_curvatures([point], [self._subset]), strict=True)
+        return np.sum([J.after(T).diagonal(C) for J, C in curvatures], axis=0)
+
+    def _of_likelihood(self, points: Sequence[Array], shares: Sequence[Sequence[Array]]) -> Any:
+        """Return the mean over points of TᵀHT, H the Hessian of −log-likelihood in θ.
+
+        For `mean`'s arguments; an array or csr_array of shape (d, d).
+        """
+        if self._second.coordinates.are_own:
+            return self._of_rows(points, shares)
+        hessians = []
+        for point, share in zip(points, shares, strict=True):
+            T = self._derivatives(point)
+            hessians.append(T.T @ self._of_rows([point], [share]) @ T)
+        return reduce(operator.add, hessians) / len(points)
+
+    def _of_rows(self, points: Sequence[Array], shares: Sequence[Sequence[Array]]) -> Any:
+        """Return the mean over points of the Hessian of −log-likelihood in θ."""
+        curvatures = zip(self._known(), self._mean_curvatures(points, shares), strict=True)
+        return reduce(operator.add, [J.hessian(C) for J, C in curvatures])
+
+    def _derivatives(self, point: Array) -> Any:
+        """Return ∂θ/∂φ at a point; None where θ is φ, NaN where it isn't finite."""
+        try:
+            return self._second.coordinates.derivatives(point, self._density, self._data)
+        except NonFinite:
+            return np.full((point.size, point.size), np.nan)
+
+    def _theta(self, point: Array) -> Array:
+        """Return θ at a point."""
+        position = point.astype(self._density.dtype)
+        return self._second.coordinates.at(position, self._density, self._data)
+
+    def _known(self) -> list[Jacobian]:
+        """Return J of the subset's rows of each group."""
         assert self._J is not None
-        curvatures = zip(self._J, self._mean_curvatures([point], [self._subset]), strict=True)
-        return np.sum([J.diagonal(C) for J, C in curvatures], axis=0)
+        return self._J
 
     def _mean_curvatures(
         self, points: Sequence[Array], shares: Sequence[Sequence[Array]]
@@ -221,52 +280,42 @@ class LikelihoodHessian:
             for rows, q in zip(self._subset, self._second.quadratics, strict=True)
         ]
         for point, share in zip(points, shares, strict=True):
-            position = point.astype(self._density.dtype)
+            theta = self._theta(point)
             for block in self._blocks(share):
                 k = block.group
                 with np.errstate(all="ignore"):
-                    upper = self._second.second(position, *block.inputs)[k].astype(float)
+                    upper = self._second.second(theta, *block.inputs)[k].astype(float)
                 C = self._second.quadratics[k].symmetric(upper)
                 places = np.searchsorted(self._subset[k], block.rows)
                 curvatures[k][places] -= (block.weight / len(points)) * C
             self.evaluations += sum(map(len, share)) / self._n_rows
         return curvatures
 
-    def prior(self, points: Sequence[Array], factor: Array) -> Array:
-        """Return the mean over points of LᵀHL, H the Hessian of −log p of the prior.
+    def _slopes(self, points: Sequence[Array], shares: Sequence[Sequence[Array]]) -> list[Array]:
+        """Return the gradient of the log-likelihood in θ at each point; zeros where θ is φ.
 
-        Parameters
-        ----------
-        points : list of array of shape (d,)
-        factor : array of shape (d, n)
-            L, whose columns are as long as the posterior is wide there.
+        For `mean`'s arguments. There it has no part in second derivatives.
         """
-        directions = factor.T
-        per_block = max(1, BLOCK_POSITIONS // directions.shape[1])
-        total = np.zeros_like(factor)
+        slopes = [np.zeros(self._density.d) for _ in points]
+        if self._second.coordinates.are_own:
+            return slopes
+        for point, share, slope in zip(points, shares, slopes, strict=True):
+            theta = self._theta(point)
+            for block in self._blocks(share):
+                k = block.group
+                m = self._second.quadratics[k].m
+                with np.errstate(all="ignore"):
+                    first = self._second.first(theta, *block.inputs)[k].astype(float)
+                by_row = np.zeros((self._subset[k].size, m))
+                by_row[np.searchsorted(self._subset[k], block.rows)] = first[:, 1 : 1 + m]
+                slope += block.weight * self._known()[k].total(by_row)
+            self.evaluations += sum(map(len, share)) / self._n_rows
+        return slopes
+
+    def _gradients_without_rows(self, positions: Array, slopes: Array) -> list[Array]:
+        """Return gradients of log prior + g·θ at positions (P, d), with a slope g for each."""
         others = (*self._data.part(None, None).arrays, *self._density.given)
-        for point in points:
-            [here] = self._prior_gradients(point[None], *others)
-            for start in range(0, len(directions), per_block):
-                part = directions[start : start + per_block]
-                [there] = self._prior_gradients(point + STEP * part, *others)
-                total[:, start : start + per_block] += (here - there).T
-        return factor.T @ total / (STEP * len(points))
-
-    def prior_product(self, points: Sequence[Array]) -> Callable[[Array], Array]:
-        """Return the mean over points of Hv, H the Hessian of −log p of the prior, for any v.
-
-        v is as long as the posterior is wide in its direction.
-        """
-        at = np.array(points)
-        others = (*self._data.part(None, None).arrays, *self._density.given)
-        [here] = self._prior_gradients(at, *others)
-
-        def product(v: Array) -> Array:
-            [there] = self._prior_gradients(at + STEP * v, *others)
-            return np.mean(here - there, axis=0) / STEP
-
-        return product
+        return self._second.without_rows(positions, slopes, *others)
 
     def _prior_is_right(self) -> bool:
         """Whether the prior's gradient at many positions is that at each of them."""
@@ -276,10 +325,9 @@ class LikelihoodHessian:
         one = np.ones((), dtype=weights_type)
         minibatch = self._data.part(None, None)
         none = [np.zeros(rows.size, dtype=weights_type) for rows in minibatch.rows]
-        others = (*minibatch.arrays, *self._density.given)
         with np.errstate(all="ignore"):
             of_each = [self._density(x, one, none, *minibatch)[1] for x in positions]
-            [of_all] = self._prior_gradients(positions, *others)
+            [of_all] = self._gradients_without_rows(positions, np.zeros_like(positions))
         return bool(np.allclose(of_all, of_each, rtol=1e-6, atol=1e-6, equal_nan=True))
 
     def _blocks(self, rows_of_groups: Sequence[Array]) -> Iterator[_Block]:

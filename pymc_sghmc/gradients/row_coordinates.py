@@ -52,7 +52,7 @@ class RowCoordinates:
         own = graph.position
         self._shapes = [np.shape(graph.model.point[v.name]) for v in graph.variables]
         [self._graph] = graph.at_position([rows.seen])
-        self._function = at_positions(density, [self._graph], own, [])
+        self._function = at_positions(density, [self._graph], [own], [])
 
     @property
     def are_own(self) -> bool:

@@ -19,14 +19,9 @@ from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.density import Graph, LogDensity
 from pymc_sghmc.gradients.expansion import expand, fits, is_right, noise_at
 from pymc_sghmc.gradients.jacobians import Jacobian
-from pymc_sghmc.gradients.likelihood_hessian import (
-    SecondDerivatives,
-    derivatives_of_rows,
-    second_derivatives,
-)
+from pymc_sghmc.gradients.likelihood_hessian import SecondDerivatives, second_derivatives
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
-from pymc_sghmc.gradients.row_coordinates import RowCoordinates
 from pymc_sghmc.loops.backends import is_jax
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory
@@ -55,9 +50,7 @@ class SecondOrder(AroundExpansion):
     ----------
     gradient : MinibatchGradient
     derivatives : SecondDerivatives
-        Of its density, with their graphs, in ...
-    coordinates : RowCoordinates
-        ... these, in which θ is what the rows see.
+        Of its density, with their graphs.
     has_sparse_hessian : bool
         Whether the sum of all rows' slopes is kept as a sparse matrix.
     """
@@ -66,7 +59,6 @@ class SecondOrder(AroundExpansion):
         self,
         gradient: MinibatchGradient,
         derivatives: SecondDerivatives,
-        coordinates: RowCoordinates,
         has_sparse_hessian: bool,
     ) -> None:
         slopes = derivatives.slopes
@@ -75,7 +67,8 @@ class SecondOrder(AroundExpansion):
         self.passes = gradient.passes
         self.quadratics = slopes.quadratics
         self.derivatives = derivatives
-        self.coordinates = coordinates
+        self.coordinates = derivatives.coordinates
+        self.first = derivatives.first
         self.second = derivatives.second
         self.has_sparse_hessian = has_sparse_hessian
         graph = self.density.graph
@@ -86,7 +79,7 @@ class SecondOrder(AroundExpansion):
         known = [table[row] for table, row in zip(tables, graph.rows, strict=True)]
         value, left = slopes.remainder(graph.row_weights, known)
         left = pt.concatenate([gradient.ravel() for gradient in left])
-        value, left, *first = graph.at_position([value, left, *slopes.first], slopes.variables)
+        value, left = graph.at_position([value, left], slopes.variables)
         own = graph.position
         centre = own.type("centre_of_control_variates")
         anchor = own.type("anchor")
@@ -102,7 +95,7 @@ class SecondOrder(AroundExpansion):
             slope = dot(matrix, shift[:, None])[:, 0]
         value = value + (shift * (anchor + 0.5 * slope)).sum() + level
         grad = (left + anchor + slope).astype(own.dtype)
-        value, grad = coordinates.pulled_back(self.density, [value, grad])
+        value, grad = self.coordinates.pulled_back(self.density, [value, grad])
         log_prior, prior = _prior(graph)
         logp = value + log_prior
         grad = (grad + prior).astype(own.dtype)
@@ -110,7 +103,6 @@ class SecondOrder(AroundExpansion):
         inputs = [own, graph.prior_weight, *graph.row_weights, *graph.rows, *self._symbols[2]]
         inputs += [*graph.arrays, *graph.given]
         self._function = self.density.compiled(inputs, [logp, grad])
-        self.first = self.density.row_function(first)
         self._one = np.ones((), dtype=self.density.weights_dtype)
         self.anchor = self._placed = None  # type: ignore[assignment]
 
@@ -207,7 +199,9 @@ def second_order(gradient: MinibatchGradient) -> AroundExpansion:
     for rewrite in density.rewrites:
         if (own := rewrite.second_order(gradient)) is not None:
             return own
-    derivatives, coordinates = _derivatives(gradient)
+    derivatives = gradient.passes.second_derivatives or second_derivatives(density)
+    if derivatives is None:
+        raise NotApplicable(NO_PREDICTORS)
     data = gradient.data
     sizes = [quadratic.size for quadratic in derivatives.quadratics]
     memory = 8 * sum(n * size for n, size in zip(data.n_rows, sizes, strict=True))
@@ -218,27 +212,7 @@ def second_order(gradient: MinibatchGradient) -> AroundExpansion:
         _check_that_rows_see_few(density, data, derivatives)
     elif _work(density, data, derivatives) > MOST_WORK:
         raise NotApplicable("there are too many parameters to sum up the slopes of all rows")
-    return SecondOrder(gradient, derivatives, coordinates, has_sparse_hessian)
-
-
-def _derivatives(gradient: MinibatchGradient) -> tuple[SecondDerivatives, RowCoordinates]:
-    """Find derivatives of rows in coordinates in which these are linear.
-
-    Raises
-    ------
-    NotApplicable
-        If rows are linear in none.
-    """
-    density = gradient.density
-    linear = next((r.linear_rows for r in density.rewrites if r.linear_rows is not None), None)
-    if linear is not None:
-        found = derivatives_of_rows(density, linear.terms, linear.variables)
-        if found is not None:
-            return found, RowCoordinates(density, linear)
-    derivatives = gradient.passes.second_derivatives or second_derivatives(density)
-    if derivatives is None:
-        raise NotApplicable(NO_PREDICTORS)
-    return derivatives, RowCoordinates(density)
+    return SecondOrder(gradient, derivatives, has_sparse_hessian)
 
 
 def _work(density: LogDensity, data: InMemory, derivatives: SecondDerivatives) -> float:

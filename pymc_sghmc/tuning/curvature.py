@@ -107,8 +107,7 @@ class CountedPasses:
         """
         with self._exact_hessian() as exact:
             if exact is not None:
-                likelihood = exact.mean(points, self._rows_of(shares))
-                return factor.T @ (likelihood @ factor) + exact.prior(points, factor)
+                return exact.mean(points, self._rows_of(shares), factor)
         step = difference_step(self.dtype)
         hessian = np.zeros((factor.shape[1], factor.shape[1]))
         for point, share in zip(points, shares, strict=True):
@@ -124,9 +123,7 @@ class CountedPasses:
         """
         with self._exact_hessian() as exact:
             if exact is not None:
-                likelihood = exact.mean(points, self._rows_of(shares))
-                of_prior = exact.prior_product(points)
-                return lambda v: likelihood @ v + of_prior(v)
+                return exact.product(points, self._rows_of(shares))
 
         def slopes(shift: Array | float) -> list[Array]:
             pairs = zip(points, shares, strict=True)
@@ -140,9 +137,18 @@ class CountedPasses:
         return product
 
     def likelihood_curvatures(self, x: Array) -> Array | None:
-        """Diagonal of the Hessian of −log-likelihood at a point; None where it isn't exact."""
+        """Diagonal of the Hessian of −log-likelihood at a point; None where it isn't exact.
+
+        Of parameters of which what rows see is a linear function.
+        """
         with self._exact_hessian() as exact:
             return None if exact is None else exact.diagonal(x)
+
+    @property
+    def has_exact_hessian(self) -> bool:
+        """Whether a Hessian takes one pass, and not one for each parameter."""
+        with self._exact_hessian() as exact:
+            return exact is not None
 
     def _rows_of(self, shares: Sequence[Rows]) -> list[tuple[Array, ...]]:
         return [self.rows if share is None else share for share in shares]

@@ -142,20 +142,51 @@ def test_a_hessian_takes_as_many_passes_for_any_number_of_parameters(counted):
     assert counted.passes - before == pytest.approx(1)
 
 
-def test_new_values_of_inputs_are_seen():
-    """λ of partially centred effects is an input, and derivatives may depend on it."""
+def correlated_slopes():
+    rng, x, group = data()
+    chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2, sd_dist=pm.Exponential.dist(1))
+    mu = pm.Normal("mu", 0, 1, shape=2)
+    u = mu + pm.Normal("z", 0, 1, shape=(G, 2)) @ chol.T
+    sigma = pm.HalfNormal("sigma", 1)
+    mu = u[group, 0] + u[group, 1] * x[:, 0]
+    pm.StudentT("y", nu=4, mu=mu, sigma=sigma, observed=rng.standard_normal(N))
+
+
+def sites_in_regions():
+    rng, x, group = data()
+    region = pm.Normal("region", pm.Normal("mu", 0, 1), pm.HalfNormal("s", 1), shape=7)
+    site = pm.Normal("site", region[np.arange(G) % 7], pm.HalfNormal("tau", 1), shape=G)
+    eta = site[group] + x[:, 0] * pm.Normal("b", 0, 1)
+    pm.Poisson("y", pm.math.exp(eta), observed=rng.poisson(1, size=N))
+
+
+EFFECTS = [centred_effects, negative_binomial_with_groups, correlated_slopes, sites_in_regions]
+
+
+@pytest.mark.parametrize("write", EFFECTS, ids=lambda f: f.__name__)
+def test_hessians_are_exact_in_all_coordinates_of_effects(write):
+    """Rows are linear in effects, and a chain's coordinates of these change while it is set up."""
     with pm.Model() as model:
-        centred_effects()
+        write()
     gradient = gradient_of(model, 20, rewriting=Rewriting(may_centre=True))
-    gradient.passes.second_derivatives = second_derivatives(gradient.density)
+    second = gradient.passes.second_derivatives = second_derivatives(gradient.density)
+    assert not second.coordinates.are_own
     counted = CountedPasses(gradient.passes)
     [centring] = gradient.density.rewrites
-    [x] = points(counted, 1)
-    for weight in (0.0, 0.6):
-        centring.weights = np.full(G, weight)
-        exact = counted.mean_hessian([x], [None], np.eye(x.size))
-        expected = hessian_by_differences(counted.gradient(None), x, np.eye(x.size), 1e-5)
+    some = points(counted, 2)
+    d = some[0].size
+    n = centring.as_written.size
+    rng = np.random.default_rng(5)
+    known = 3 * rng.random(n), rng.standard_normal(n)
+    for coordinates in [(np.zeros(n),), (np.full(n, 0.6),), (np.zeros(n), *known)]:
+        centring.set_coordinates(*coordinates)
+        exact = counted.mean_hessian(some, [None, None], np.eye(d))
+        of_each = [hessian_by_differences(counted.gradient(None), x, np.eye(d), 1e-5) for x in some]
+        expected = np.mean(of_each, axis=0)
         np.testing.assert_allclose(exact, expected, atol=2e-3 * np.abs(expected).max())
+        v = rng.standard_normal(d)
+        product = counted.hessian_product(some, [None, None])(v)
+        np.testing.assert_allclose(product, expected @ v, atol=0.01 * np.abs(expected @ v).max())
 
 
 def test_rows_that_see_no_linear_predictor_have_differences():
