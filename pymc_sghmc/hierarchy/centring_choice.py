@@ -34,7 +34,7 @@ class Chosen(NamedTuple):
     shares: Array | None = None  # how far entries are centred: h over h and the prior's precision
     independent: MeanField | None = None  # in the coordinates z = u/τ
     start: Array | None = None  # where a fit in the chosen coordinates began, ...
-    fit: GaussianFit | None = None  # ... that converged
+    fit: GaussianFit | None = None  # ... whether it converged or not
 
 
 def choose(gradient: MinibatchGradient, centring: "PartialCentring", start: Array) -> Chosen:
@@ -81,9 +81,7 @@ def choose(gradient: MinibatchGradient, centring: "PartialCentring", start: Arra
     centring.set_coordinates(none, chosen.information, chosen.pull)
     own_start = density.from_model(start).astype(float)
     fit = variational_fit(counted, own_start, centring.carried(independent))
-    if fit is None or not fit.is_mode:
-        return chosen
-    return chosen._replace(start=own_start, fit=fit)
+    return chosen if fit is None else chosen._replace(start=own_start, fit=fit)
 
 
 def _draws(independent: MeanField) -> Array:

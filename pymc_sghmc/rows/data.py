@@ -136,17 +136,21 @@ class InMemory:
         return self.arrays
 
     def resize(self, rows: int | None) -> None:
-        """Let minibatches have so many rows of each group, at most half of them; None: as given."""
+        """Let minibatches have so many rows of each group; None: as given.
+
+        That is half of a group's rows at most, or all of them where there are no more in any.
+        """
         self.rows = rows
         given = [group.batch_size for group in self.groups]
-        self.batch_sizes = (
-            given
-            if rows is None
-            else [
+        if rows is None:
+            self.batch_sizes = given
+        elif rows >= max(self.n_rows):
+            self.batch_sizes = list(self.n_rows)
+        else:
+            self.batch_sizes = [
                 size if size == n else min(rows, n // 2)
                 for n, size in zip(self.n_rows, given, strict=True)
             ]
-        )
         self.whole = tuple(
             np.arange(rows) if rows == n else None
             for rows, n in zip(self.n_rows, self.batch_sizes, strict=True)

@@ -67,7 +67,9 @@ def log_setup(
 
 
 def _gradient(tuner: Tuner, tuning: Any) -> str:
-    kind = "all data" if tuner.gradient.is_exact else GRADIENTS[tuning.order]
+    if tuner.gradient.is_exact:
+        return "all data"
+    kind = GRADIENTS[tuning.order]
     if tuning.rows is None:
         return kind
     unit = "rows" if marginal_of(tuner.gradient.density) is None else "groups"

@@ -12,7 +12,7 @@ from pymc_sghmc.tuning.setup import MOST_FAR_NOISE, Setup
 from pymc_sghmc.tuning.setup_request import SetupRequest
 from pymc_sghmc.tuning.sizes import sizes_in_question
 
-__all__ = ["options"]
+__all__ = ["options", "resized"]
 
 
 def options(
@@ -54,12 +54,38 @@ def options(
 def _of_sizes(tuning: ChainTuning, setup: Setup, data: Any) -> list[ChainTuning]:
     """Return the same with other numbers of rows, as far as they may serve."""
     [n, *_] = data.noisy_batch_sizes
-    each = data.rows_of_each
     sizes = sizes_in_question(data, tuning.order)
     if tuning.order == 2:
         far_noise = setup.noise.second_order_far
         sizes = [size for size in sizes if far_noise * n / size <= MOST_FAR_NOISE]
-    return [
-        replace(tuning, rows_of_each=each, rows=size, noise=tuning.noise * n / size)
-        for size in sizes
-    ]
+    tuning = replace(tuning, rows=n, rows_of_each=data.rows_of_each)
+    return [_of_size(tuning, size, data) for size in sizes]
+
+
+def _of_size(tuning: ChainTuning, size: int, data: Any) -> ChainTuning:
+    """Return the same with another number of rows."""
+    assert tuning.rows is not None
+    share = tuning.rows / size if size < max(data.n_rows) else 0.0
+    return replace(tuning, rows=size, noise=tuning.noise * share)
+
+
+def resized(tuning: ChainTuning, setup: Setup, data: Any) -> list[ChainTuning]:
+    """Return the same with more rows, and the exact gradient from all of them.
+
+    Parameters
+    ----------
+    tuning : ChainTuning
+        With the noise that its chain has measured, and a number of rows.
+    setup : Setup
+    data : InMemory
+        As the noise of the set-up was measured.
+    """
+    assert tuning.rows is not None
+    sizes = sizes_in_question(data, tuning.order)
+    larger = [_of_size(tuning, size, data) for size in sizes if size > tuning.rows]
+    if data.rows_of_each != 1:
+        return larger
+    # a limit that came of noise isn't one of the exact gradient
+    limit = min(MAX_LEARNING_RATE, setup.limits.far_out)
+    exact = replace(tuning, order=0, limit=limit)
+    return [*larger, _of_size(exact, max(data.n_rows), data)]

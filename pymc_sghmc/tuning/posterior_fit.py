@@ -29,6 +29,7 @@ __all__ = ["fit_posterior"]
 
 PATIENCE = 1  # rounds after which the mode is no good mean, and a variational fit is made
 ROUNDS = 8  # of curvature and optimiser; two suffice where the posterior is near a Gaussian
+FEW_ROUNDS = 3  # where a variational fit with effects failed: the mode seldom serves there
 WIDEN = 100  # the most by which a new look at the curvature may widen a scale
 STEEP = 1.0  # slope of log p over one posterior sd that no mode has
 WALL = 5.0  # times the fall that its slope promised: what energy counts for where it is infinite
@@ -95,10 +96,11 @@ class _DenseSearch:
         self.start = start
         self.optimise = optimise
         self.variational = variational
+        self.rounds = ROUNDS if variational is None else FEW_ROUNDS
 
     def __call__(self, x: Array, factor: Array, widen: float) -> GaussianFit:
         counted = self.counted
-        for i in range(ROUNDS):
+        for i in range(self.rounds):
             x, factor, is_mode = self._round(i, x, factor, widen)
             widen = WIDEN
             if is_mode:
@@ -125,8 +127,10 @@ class _DenseSearch:
     def _round(self, i: int, x: Array, factor: Array, widen: float) -> tuple[Array, Array, bool]:
         """Position, factor of the covariance, and whether the search may end there."""
         counted = self.counted
-        # Curvature at the point itself and, where that doesn't fit, over one sd on either side.
-        values, vectors = curvature(counted, x, factor, step=1.0 if i else None)
+        # Curvature at the point itself and, where that doesn't fit, over one sd on either side. An
+        # exact one is so cheap that a point nearer to the mode has its own.
+        is_at_point = i < (2 if counted.has_exact_hessian else 1)
+        values, vectors = curvature(counted, x, factor, step=None if is_at_point else 1.0)
         above = positive(values, widen)
         factor = factor @ (vectors / np.sqrt(above))
         moved = 0.0

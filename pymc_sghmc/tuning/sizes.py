@@ -29,4 +29,7 @@ def sizes_in_question(data: Any, order: int) -> list[int]:
     fewest = FEWEST if max(noisy) >= MANY_CLUSTERS else FEWEST_OF_FEW
     of_rows = [round(rows / data.rows_of_each) for rows in SIZES[order]]
     in_question = dict.fromkeys(max(fewest, size) for size in of_rows)
-    return [n, *(size for size in in_question if size <= max(noisy) // 2)]
+    sizes = [n, *(size for size in in_question if size <= max(noisy) // 2)]
+    if order == 0 and data.rows_of_each == 1:  # all rows have no noise, and serve if all else fails
+        sizes.append(max(noisy))
+    return sizes

@@ -22,7 +22,7 @@ from pymc_sghmc.tuning.budget import score
 from pymc_sghmc.tuning.chain_tuning import ByHand, ChainTuning, Tuning, is_power_of_two
 from pymc_sghmc.tuning.modes import number_of_chain, starts_in_modes
 from pymc_sghmc.tuning.noise_around import effect_noise_from_all_rows
-from pymc_sghmc.tuning.options import options
+from pymc_sghmc.tuning.options import options, resized
 from pymc_sghmc.tuning.settings import Settings
 from pymc_sghmc.tuning.setup import Setup
 from pymc_sghmc.tuning.setup_request import SetupRequest
@@ -32,6 +32,8 @@ __all__ = ["Learnt", "Start", "Tuner"]
 
 FAR = 1.5  # sds in some direction by which the mean of the draws may leave the fit's mean
 LOST = 1000.0  # sds in some direction at which a chain can't be meant to be
+SAME_START = 0.4  # power of the precision of numbers, within which two starts are the same
+CLEARLY = 1.5  # times as good, for which a chain changes its gradient
 FIRST_CHOICE = 8  # tuning draws after which settings are chosen anew, then after 16, 32, ...
 FIRST_MOVE = 32  # from which on the fit may move, too
 MOST_QUARTERS = 3  # of the learning rate, before second-order control variates are given up
@@ -169,9 +171,12 @@ class Tuner:
 
     def _start(self, position: Array, rng: np.random.Generator) -> Array:
         """Return where a chain begins that PyMC starts here: in each of the modes in turn."""
-        is_free = not self.start_is_given and np.array_equal(position, self.initial)
-        if not is_free or np.array_equal(self.modes, [self.initial]):
+        # the way into other coordinates and back doesn't end at the very same numbers
+        same = float(np.finfo(self.gradient.density.dtype).eps ** SAME_START)
+        if not np.allclose(position, self.initial, rtol=same, atol=same):
             return position
+        if self.start_is_given or np.array_equal(self.modes, [self.initial]):
+            return self.initial  # for which there is a set-up
         return self.modes[number_of_chain(rng) % len(self.modes)]
 
     def begin_draw(self, tuning: Tuning | None, position: Array, rng: np.random.Generator) -> Start:
@@ -263,8 +268,22 @@ class Tuner:
             noise = np.maximum(noise, self._first_order_noise)
         # what was measured stays apart from what is safe to choose by
         tuning = replace(self._chosen(replace(tuning, noise=noise)), noise=tuning.noise)
-        may_change = self.may_change and self._made.noise.first_order is not None
-        return self._reconsidered(tuning, position, rng) if may_change else tuning
+        may_change = self.may_change and not self.gradient.is_exact
+        may_change = may_change and self._made.noise.first_order is not None
+        if may_change:
+            tuning = self._reconsidered(tuning, position, rng)
+        return self._with_more_rows(tuning)
+
+    def _with_more_rows(self, tuning: ChainTuning) -> ChainTuning:
+        """Take more rows where that is clearly better, by the noise that the chain has measured."""
+        data = self.gradient.data
+        if not self.finds_rows or tuning.order == 2 or tuning.rows == max(data.n_rows):
+            return tuning
+        data.resize(None)
+        others = [self._chosen(other) for other in resized(tuning, self._made, data)]
+        data.resize(tuning.rows)
+        best = max(others, key=score, default=tuning)
+        return best if score(best) > CLEARLY * score(tuning) else tuning
 
     def _reconsidered(
         self, tuning: ChainTuning, position: Array, rng: np.random.Generator
@@ -278,14 +297,14 @@ class Tuner:
         if not np.isfinite(noise).all():
             return tuning
         changed = self._chosen(replace(tuning, order=other, noise=noise, n_measured=4))
-        return changed if score(changed) > 1.5 * score(tuning) else tuning
+        return changed if score(changed) > CLEARLY * score(tuning) else tuning
 
     def slower(self, tuning: Tuning) -> ChainTuning | None:
         """Return settings with which a chain that diverged may go on.
 
         Control variates of second order are given up first, unless it is known that they aren't
-        the cause; after that the learning rate is a quarter of what it was. None where the learning
-        rate is given, or after `MAX_DIVERGENCES`.
+        the cause; after that the learning rate is a quarter of what it was, or the gradient takes
+        more rows. None where the learning rate is given, or after `MAX_DIVERGENCES`.
         """
         if isinstance(tuning, ByHand) or self.settings.learning_rate is not None:
             return None
@@ -301,7 +320,8 @@ class Tuner:
             except NonFinite:
                 return None
             tuning = self._first_settings()
-        return self._chosen(replace(tuning, limit=limit, n_divergences=n_divergences))
+        slowed = self._chosen(replace(tuning, limit=limit, n_divergences=n_divergences))
+        return self._with_more_rows(slowed)
 
     def _may_be_sent_off(self, tuning: ChainTuning) -> bool:
         """Whether second-order control variates may have sent a chain off.

@@ -20,6 +20,7 @@ from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.models.contract import Group
 from pymc_sghmc.rows.data import InMemory
 from pymc_sghmc.rows.epochs import Epochs
+from pymc_sghmc.rows.orders import WithReplacement
 from pymc_sghmc.samplers import baoab, sghmc, sgld
 from pymc_sghmc.schedules import Phase
 from pymc_sghmc.tuning import setups
@@ -33,6 +34,7 @@ from pymc_sghmc.tuning.setup_request import SetupRequest
 from pymc_sghmc.tuning.tuner import MAX_DIVERGENCES, Tuner
 
 N_ROWS, BATCH_SIZE, D = 400, 20, 2
+MANY_ROWS = 100_000  # of which all cost more than some
 PRIOR = 1.0  # precision of the prior at zero
 BAOAB, EULER = Rule(baoab.update, sghmc.SGHMCState), Rule(sghmc.update, sghmc.SGHMCState)
 SGLD = Rule(sgld.update, sgld.SGLDState)
@@ -64,10 +66,10 @@ class Valleys(LogDensity):
         return logp + prior_weight * prior, grad - prior_weight * PRIOR * position
 
 
-def rows(scatter=3.0, seed=0):
+def rows(scatter=3.0, seed=0, n=N_ROWS):
     """Curvatures and middles of the rows; ``scatter`` is the sd of the middles."""
     rng = np.random.default_rng(seed)
-    return rng.gamma(2.0, 1.0, (N_ROWS, D)), 1.5 + scatter * rng.standard_normal((N_ROWS, D))
+    return rng.gamma(2.0, 1.0, (n, D)), 1.5 + scatter * rng.standard_normal((n, D))
 
 
 def crossing_rows():
@@ -98,12 +100,14 @@ def tuner_of(
     temperature=1.0,
     preconditioner="auto",
     centre=None,
+    finds_rows=False,
 ):
     arrays = rows() if arrays is None else arrays
-    group = Group(N_ROWS, batch_size, [], [None, None], {"y": None})
+    group = Group(len(arrays[0]), batch_size, [], [None, None], {"y": None})
     data = InMemory([group], list(arrays), np.dtype(float), lambda array: array)
     # without replacement: by leverage control variates would compile what they need of each row
-    gradient = MinibatchGradient(Valleys(a), data, Epochs(data))
+    order = WithReplacement(data) if finds_rows else Epochs(data)
+    gradient = MinibatchGradient(Valleys(a), data, order)
     control_variates = None
     if kind != "plain" and not gradient.is_exact:
         control_variates = ControlVariates(gradient)
@@ -123,6 +127,7 @@ def tuner_of(
         kind=kind,
         reference_point=centre,
         initial=np.zeros(D),
+        finds_rows=finds_rows,
     )
 
 
@@ -207,9 +212,47 @@ def test_an_exact_gradient_gets_the_largest_rate():
     assert not tuning.noise.any()
 
 
+def test_a_chain_with_more_noise_than_at_its_fit_takes_more_rows():
+    """Rows have curvatures of their own, so that their gradients differ more farther out."""
+    tuner = tuner_of(rows(0.05, n=MANY_ROWS), kind="plain", finds_rows=True)
+    first = begun(tuner).tuning
+    fit = tuner.setup.fit
+    [*_, (near, _)] = measure(tuner, first, 8)
+    assert near.rows == first.rows < MANY_ROWS
+    far = fit.mean + 1000 * fit.metric.matrix().sum(axis=1)
+    [*_, (learnt, _)] = measure(tuner, first, 8, position=far)
+    assert learnt.rows > first.rows
+
+
+def test_a_chain_that_diverges_on_minibatches_goes_on_with_all_rows():
+    tuner = tuner_of(rows(0.05, n=MANY_ROWS), kind="plain", finds_rows=True)
+    tuning = begun(tuner).tuning
+    assert tuning.rows < MANY_ROWS
+    while tuning.rows < MANY_ROWS:
+        slower = tuner.slower(tuning)
+        assert slower.n_divergences == tuning.n_divergences + 1
+        tuning = slower
+    assert tuning.n_divergences < MAX_DIVERGENCES
+    assert tuning.limit == MAX_LEARNING_RATE and not tuning.noise.any()
+    tuner.target(tuning)
+    assert tuner.gradient.is_exact
+    assert tuner.slower(tuning).limit == MAX_LEARNING_RATE / 4  # which no noise explains
+
+
 def test_an_estimate_leaves_less_noise_to_choose_by():
     with_one, without = (tuner_of(kind="plain", noise=n) for n in (TunedNoise(), NO_ESTIMATE))
     assert with_one.prepare().learning_rate > 1.5 * without.prepare().learning_rate
+
+
+def test_a_start_that_differs_by_rounding_has_the_set_up_that_is_kept(made):
+    """The way into other coordinates and back doesn't end at the very same numbers."""
+    tuner = tuner_of()
+    tuner.prepare()
+    known = len(made)
+    begun(tuner, position=np.full(D, 1e-13))
+    assert len(made) == known
+    begun(tuner, position=np.full(D, 1e-3))
+    assert len(made) == known + 1
 
 
 def test_nothing_is_set_up_where_all_is_given(made):
