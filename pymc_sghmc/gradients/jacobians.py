@@ -17,7 +17,7 @@ from scipy.sparse import bsr_array, coo_array, csr_array, issparse
 from pymc_sghmc.gradients.metric import LowRank, Metric
 from pymc_sghmc.protocols import Array
 
-__all__ = ["Jacobian", "Zetas", "jacobian"]
+__all__ = ["Jacobian", "Zetas", "columns_of", "jacobian"]
 
 FAR = 2.0**10  # of a step: ζ is linear, and a long way has the smaller relative error of rounding
 MANY = 1000  # parameters, above which ...
@@ -161,7 +161,7 @@ def jacobian(
         None if ζ isn't linear, or if it would take too many positions.
     """
     probe = _Probe(zetas, sum(map(math.prod, shapes)), error)
-    columns = list(_columns(shapes))
+    columns = list(columns_of(shapes))
     found: list[tuple[Array, Array, Array]] = []  # rows, columns and values
     one_by_one = [column for column in columns if column.size <= FEW]
     for column, changes in probe.of_large([c for c in columns if c.size > FEW]):
@@ -194,7 +194,7 @@ def _matrix(entries: Sequence[tuple[Array, Array, Array]], shape: tuple[int, int
     return full
 
 
-def _columns(shapes: Sequence[tuple[int, ...]]) -> Iterator[Array]:
+def columns_of(shapes: Sequence[tuple[int, ...]]) -> Iterator[Array]:
     """Yield places in a position of entries of which a row may see a single one."""
     start = 0
     for shape in shapes:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pymc_sghmc.gradients.jacobians import columns_of
 from pymc_sghmc.gradients.metric import Array, Metric
 from pymc_sghmc.gradients.noise import noise_covariance
 from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE
@@ -22,6 +23,7 @@ __all__ = [
     "is_over_rows",
     "noise_around",
     "noise_at_edge",
+    "noise_of_far_effects",
     "noise_over_rows",
     "second_order_noise",
 ]
@@ -34,6 +36,8 @@ FAR_ENOUGH = 2.0  # times 1 and 2 sds, in any one of thousands of directions
 N_GROWTH = 2  # ... at which all rows are evaluated for how much the curvature changes
 EDGE = 4.0  # sds along each parameter, and variance of second-order noise of clusters
 MOST_AT_EDGE = 0.5
+FAR_EFFECTS = 4.0, 8.0, 32.0  # sds along the effects of a level
+LEAST_DENSITY = 12.0  # nats below that at the mean, where a chain comes now and then
 MOST_GROWTH = 0.5  # of the curvature, relative, at 2 sds, with which steps may be long
 
 
@@ -105,6 +109,47 @@ def noise_at_edge(second: Any, fit: GaussianFit, metric: Metric) -> float:
         for [V], direction in zip(variances, directions, strict=True)
     ]
     return float(np.max(worst)) / n / MOST_AT_EDGE
+
+
+def noise_of_far_effects(second: Any, fit: GaussianFit) -> float:
+    """Noise of effects far out, over what their chain comes back from there, at most.
+
+    An effect x sds out comes back, in the mean of its square, if the force on it is F and the
+    variance of that V with ηV < 2xF. Where the likelihood says nothing any more, such as that of a
+    group without a single event, a prior with a long tail lets a chain go far out; and quadratic
+    functions beside rows are then noisier the farther it is. Only places that a chain may reach
+    count, by how far log p has fallen on the way.
+    """
+    scales = fit.metric.diagonal()
+    data = second.data
+    worst = 0.0
+    is_effect = np.zeros(fit.mean.size, dtype=bool)
+    for place in second.density.group_coefficients.values():
+        is_effect[place] = True
+    for column in columns_of(second.derivatives.shapes):
+        if not is_effect[column].all():
+            continue
+        for sign in (1.0, -1.0):
+            shift = np.zeros(fit.mean.size)
+            shift[column] = sign
+            reached = 0.0
+            force = fall = np.zeros(column.size)
+            for far in FAR_EFFECTS:
+                end = (fit.mean + far * scales.to_theta(shift)).astype(second.density.dtype)
+                with np.errstate(all="ignore"):
+                    slope = scales.pull_back(second.passes.log_density(end)[1])
+                before, force = force, -sign * slope[column]
+                fall = fall + (far - reached) * (before + force) / 2
+                reached = far
+                is_near = fall < LEAST_DENSITY  # not where it is no number
+                if not is_near.any():
+                    break
+                [by_group] = second.noise_at([end], scales)
+                sizes = zip(by_group, data.batch_sizes, data.is_noisy, strict=True)
+                variance = _finite(sum(V / n for V, n, is_noisy in sizes if is_noisy))[column]
+                back = np.maximum(far * force, np.finfo(float).tiny)
+                worst = max(worst, float((MAX_LEARNING_RATE * variance / back)[is_near].max()))
+    return worst
 
 
 def _finite(noise: Array) -> Array:

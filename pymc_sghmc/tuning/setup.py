@@ -38,6 +38,7 @@ from pymc_sghmc.tuning.noise_around import (
     is_over_rows,
     noise_around,
     noise_at_edge,
+    noise_of_far_effects,
     noise_over_rows,
     second_order_noise,
 )
@@ -226,6 +227,8 @@ def _measured(
         far = float(variance_far.max())
         if gradient.density.has_long_tails:
             far = max(far, MOST_FAR_NOISE * noise_at_edge(second, fit, metric))
+        elif gradient.density.group_coefficients:
+            far = max(far, MOST_FAR_NOISE * noise_of_far_effects(second, fit))
         if not far <= most_far_noise:
             second = None
             near_by = None
