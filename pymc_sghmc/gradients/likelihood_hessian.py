@@ -233,6 +233,10 @@ class LikelihoodHessian:
         curvatures = zip(self._known(), self._mean_curvatures([point], [self._subset]), strict=True)
         return np.sum([J.after(T).diagonal(C) for J, C in curvatures], axis=0)
 
+    def of_likelihood(self, point: Array) -> csr_array:
+        """Return the Hessian of −log-likelihood at a point where θ is linear in φ."""
+        return csr_array(self._of_likelihood([point], [self._subset]))
+
     def _of_likelihood(self, points: Sequence[Array], shares: Sequence[Sequence[Array]]) -> Any:
         """Return the mean over points of TᵀHT, H the Hessian of −log-likelihood in θ.
 

@@ -20,7 +20,12 @@ from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.rewrite import MeanField, Rewrite
 from pymc_sghmc.gradients.row_coordinates import LinearRows
 from pymc_sghmc.hierarchy.centring_choice import Chosen, choose
-from pymc_sghmc.hierarchy.reparametrisation import Centring, Reparametrised, reparametrised
+from pymc_sghmc.hierarchy.reparametrisation import (
+    Centring,
+    Reparametrised,
+    pairs,
+    reparametrised,
+)
 from pymc_sghmc.hierarchy.scaled_effects import ScaledEffect, scaled_effects
 from pymc_sghmc.models.row_model import Input, RowModel
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
@@ -38,7 +43,13 @@ def partially_centre(rows: RowModel, model: Model) -> RowModel:
     effects = scaled_effects(model, rows.terms, rows.parameters)
     if not effects:
         return rows
-    inputs = Centring(*pt.dvectors("centring", "information", "pull"))
+    inputs = Centring(
+        weights=pt.dvector("centring"),
+        information=pt.dvector("information"),
+        pull=pt.dvector("pull"),
+        above=pt.lvector("above"),
+        coupling=pt.dvector("coupling"),
+    )
     graphs = [rows.log_prior, *rows.terms, *rows.held.values()]
     written = reparametrised(effects, graphs, rows.parameters, inputs)
     log_prior, *graphs = written.graphs
@@ -80,6 +91,10 @@ class PartialCentring(Rewrite):
         λ of each entry with which positions are the model's own.
     weights, information, pull : array
         λ, h and b in use, of each entry.
+    pairs : list of (str, str)
+        Effects, and those of maybe larger groups that their rows may see with them.
+    above, coupling : array
+        For each pair and each entry of its first: an entry of the second, and k in use.
     shares : array or None
         How far each entry is centred, from 0 to 1, where that isn't λ.
     is_free : bool
@@ -103,6 +118,11 @@ class PartialCentring(Rewrite):
         self.as_written = np.repeat([effect.written for effect in effects], sizes)
         self.weights = self.as_written
         self.information = self.pull = np.zeros(self.as_written.size)
+        names = list(self.group_coefficients)
+        self.pairs = [(names[i], names[j]) for i, j in pairs(effects)]
+        n_coupled = sum(sizes[i] for i, _ in pairs(effects))
+        self.above = np.zeros(n_coupled, dtype=np.int64)
+        self.coupling = np.zeros(n_coupled)
         self.shares: np.ndarray | None = None
         self.is_free = True
         self._fitted: Chosen | None = None  # what they were chosen by
@@ -111,6 +131,8 @@ class PartialCentring(Rewrite):
             Input(inputs.weights, self.current_weights),
             Input(inputs.information, self.current_information),
             Input(inputs.pull, self.current_pull),
+            Input(inputs.above, self.current_above),
+            Input(inputs.coupling, self.current_coupling),
         )
         self._ways = (
             (written.to_model, written.variables),
@@ -130,6 +152,14 @@ class PartialCentring(Rewrite):
     def current_pull(self) -> np.ndarray:
         """Return b in use."""
         return self.pull
+
+    def current_above(self) -> np.ndarray:
+        """Return entries of effects of larger groups."""
+        return self.above
+
+    def current_coupling(self) -> np.ndarray:
+        """Return k in use."""
+        return self.coupling
 
     def compile(self, density: LogDensity) -> None:
         """Compile the ways between the model's own coordinates and these."""
@@ -156,16 +186,23 @@ class PartialCentring(Rewrite):
 
     @property
     def _in_use(self) -> tuple[np.ndarray, ...]:
-        return self.weights, self.information, self.pull
+        return self.weights, self.information, self.pull, self.above, self.coupling
 
     def set_coordinates(
-        self, weights: np.ndarray, information: np.ndarray | None = None, pull: Any = None
+        self,
+        weights: np.ndarray,
+        information: np.ndarray | None = None,
+        pull: np.ndarray | None = None,
+        above: np.ndarray | None = None,
+        coupling: np.ndarray | None = None,
     ) -> None:
-        """Take λ, h and b into use; the latter are 0 where they aren't given."""
+        """Take λ, h, b and k into use; all but λ are 0 where they aren't given."""
         none = np.zeros(self.as_written.size)
         self.weights = weights
         self.information = none if information is None else information
         self.pull = none if pull is None else pull
+        self.above = np.zeros_like(self.above) if above is None else above
+        self.coupling = np.zeros_like(self.coupling) if coupling is None else coupling
 
     def choose(
         self, gradient: MinibatchGradient, *points: np.ndarray | None
@@ -176,7 +213,7 @@ class PartialCentring(Rewrite):
         own = [None if point is None else self.to_model(point) for point in points]
         chosen = choose(gradient, self, own[0])  # type: ignore[arg-type]
         self._fitted = chosen
-        self.set_coordinates(chosen.weights, chosen.information, chosen.pull)
+        self.set_coordinates(*chosen.coordinates)
         self.shares = chosen.shares
         self.is_free = False
         return tuple(None if point is None else self.from_model(point) for point in own)
@@ -205,12 +242,19 @@ class PartialCentring(Rewrite):
 
     def scales(self, position: np.ndarray) -> np.ndarray:
         """Return ∂u/∂a of each entry of the effects, with all other parameters where they are."""
+        by_effect = self.derivatives(position)
+        return np.concatenate(
+            [by_effect[name][place] for name, place in self.group_coefficients.items()]
+        )
+
+    def derivatives(self, position: np.ndarray) -> dict[str, np.ndarray]:
+        """Return how all effects u change with a of one of them, (d,), with its name."""
         here = self.effects(position)
-        found = [
-            (self.effects(point) - here)[place]
-            for place, point in self.moved(position, np.ones(position.size))
-        ]
-        return np.concatenate(found)
+        moved = self.moved(position, np.ones(position.size))
+        return {
+            name: self.effects(point) - here
+            for name, (_, point) in zip(self.group_coefficients, moved, strict=True)
+        }
 
     def moved(self, position: np.ndarray, by: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         """Move the entries of one effect after the other; others may have it as their mean."""

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from scipy.sparse import diags_array
+
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.rewrite import MeanField
+from pymc_sghmc.hierarchy.nested_effects import conditional_laws
 from pymc_sghmc.phases import begin_phase
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.tuning.curvature import MAX_DENSE, CountedPasses
@@ -19,18 +22,26 @@ from pymc_sghmc.tuning.variational_fit import mean_field, variational_fit
 if TYPE_CHECKING:
     from pymc_sghmc.hierarchy.centring import PartialCentring
 
-__all__ = ["Chosen", "choose"]
+__all__ = ["Chosen", "Coordinates", "choose"]
 
 STEP = 1e-3  # prior standard deviations, of differences of gradients
 N_PAIRS = 8  # of draws ±z from the fit
 
 
-class Chosen(NamedTuple):
-    """Coordinates of all entries of all effects, and the fits that they were chosen by."""
+class Coordinates(NamedTuple):
+    """What `PartialCentring.set_coordinates` takes."""
 
     weights: Array  # λ
     information: Array | None = None  # h, the precision of an entry's likelihood
     pull: Array | None = None  # b, that times its mean
+    above: Array | None = None  # entries of larger groups, ...
+    coupling: Array | None = None  # ... and k
+
+
+class Chosen(NamedTuple):
+    """Coordinates of all entries of all effects, and the fits that they were chosen by."""
+
+    coordinates: Coordinates
     shares: Array | None = None  # how far entries are centred: h over h and the prior's precision
     independent: MeanField | None = None  # in the coordinates z = u/τ
     start: Array | None = None  # where a fit in the chosen coordinates began, ...
@@ -58,30 +69,81 @@ def choose(gradient: MinibatchGradient, centring: "PartialCentring", start: Arra
     centring.set_coordinates(none)
     independent = mean_field(counted, density.from_model(start).astype(float))
     if independent is None:
-        return Chosen(centring.as_written)
+        return Chosen(Coordinates(centring.as_written))
     places = list(centring.group_coefficients.values())
-    effects = np.concatenate([np.r_[place] for place in places])
-    point = independent.mean
     draws = _draws(independent)
     scales = np.array([centring.scales(draw) for draw in draws])
     information = _information(counted, draws, scales, places)
-    scale = centring.scales(point)
-    slope = counted.likelihood(point)[effects] / scale  # of the likelihood, by the effects
-    pull = information * centring.effects(point)[effects] + slope
-    ratios = information * np.square(scale)
-    chosen = Chosen(
-        weights=none,
-        information=information,
-        pull=np.nan_to_num(pull),
-        shares=ratios / (1 + ratios),
-        independent=independent,
-    )
+    coordinates = _conditional(counted, centring, independent.mean, information)
+    assert coordinates.information is not None
+    ratios = coordinates.information * np.square(centring.scales(independent.mean))
+    chosen = Chosen(coordinates, shares=ratios / (1 + ratios), independent=independent)
     if start.size > MAX_DENSE:
         return chosen
-    centring.set_coordinates(none, chosen.information, chosen.pull)
+    centring.set_coordinates(*coordinates)
     own_start = density.from_model(start).astype(float)
     fit = variational_fit(counted, own_start, centring.carried(independent))
     return chosen if fit is None else chosen._replace(start=own_start, fit=fit)
+
+
+def _conditional(
+    counted: CountedPasses, centring: "PartialCentring", point: Array, information: Array
+) -> Coordinates:
+    """Choose coordinates in which effects are N(0, 1), given those of larger groups.
+
+    Parameters
+    ----------
+    counted : CountedPasses
+    centring : PartialCentring
+        With z = (u − μ)/τ as coordinates.
+    point : array of shape (d,)
+        Where the likelihood's slope is taken.
+    information : array of shape (n,)
+        Typical curvature of the likelihood in u.
+    """
+    places = list(centring.group_coefficients.values())
+    effects = np.concatenate([np.r_[place] for place in places])
+    by_effect = centring.derivatives(point)
+    scale = centring.scales(point)
+    u = centring.effects(point)[effects]
+    z = point[effects]
+    whole = counted.likelihood_hessian(point)
+    if whole is None:
+        hessian = diags_array(information * np.square(scale)).tocsr()
+    else:
+        hessian = whole[effects][:, effects]
+        typical = information * np.square(scale)
+        with np.errstate(all="ignore"):
+            weight = np.sqrt(np.nan_to_num(typical / hessian.diagonal(), posinf=0.0))
+        hessian = diags_array(weight) @ hessian @ diags_array(weight)
+    names = list(centring.group_coefficients)
+    numbers = [(names.index(one), names.index(other)) for one, other in centring.pairs]
+    ends = np.cumsum([place.stop - place.start for place in places])
+    parts = [slice(end - (p.stop - p.start), end) for end, p in zip(ends, places, strict=True)]
+    found = conditional_laws(
+        hessian.tocsr(), np.nan_to_num(counted.likelihood(point)[effects]), z, parts, numbers
+    )
+    h = found.precision / np.square(scale)
+    pull = found.linear / scale + h * (u - scale * z)
+    coupling = np.zeros(found.share.size)
+    start = 0
+    for i, j in numbers:
+        own, upper = parts[i], parts[j]
+        pair = slice(start, start + own.stop - own.start)
+        start = pair.stop
+        above = found.above[pair]
+        share = found.share[pair] / scale[own]
+        # what an effect's own mean, in its prior, tells of the larger group isn't counted twice
+        by_mean = np.where(share != 0, h[own] * by_effect[names[j]][places[i]], 0.0)
+        coupling[pair] = (share - by_mean) / scale[upper][above]
+        pull[own] += coupling[pair] * u[upper][above] - share * z[upper][above]
+    return Coordinates(
+        weights=np.zeros_like(h),
+        information=h,
+        pull=np.nan_to_num(pull),
+        above=found.above,
+        coupling=np.nan_to_num(coupling),
+    )
 
 
 def _draws(independent: MeanField) -> Array:

@@ -3,18 +3,22 @@
 An effect u of unknown scale τ makes a funnel with it where the rows say little of u (Neal), and z =
 u/τ makes a ridge where they say much. If the likelihood of u is about Gaussian, with precision h
 and b = h times its mean, then u given τ is Gaussian with precision h + 1/τ², and has the coordinate
-a = (u − its mean) / its sd there, which is N(0, 1) whatever τ is. A λ that is given instead stands
+a = (u − its mean) / its sd there, which is N(0, 1) whatever τ is. Where rows see the sum of effects
+and of those of larger groups, b is b − ku' with the effect u' of the larger group: then all of them
+are N(0, 1) together. A λ that is given instead stands
 for a = uτ^(λ−1), between the two forms (Papaspiliopoulos, Roberts & Sköld 2007; Gorinova, Moore &
 Hoffman 2020). Whatever form a model has, its log-density is written in a here; h, b and λ are
 inputs of the graph. Knows graphs and effects that were found in them, no data and no way of
 choosing these.
 """
 
+import itertools
 import math
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytensor.tensor as pt
 
 from pytensor.graph.replace import clone_replace
@@ -22,7 +26,7 @@ from pytensor.graph.replace import clone_replace
 from pymc_sghmc.hierarchy.scaled_effects import ScaledEffect
 from pymc_sghmc.models.unknowns import Unknowns
 
-__all__ = ["Reparametrised", "reparametrised"]
+__all__ = ["Reparametrised", "pairs", "reparametrised"]
 
 
 class Reparametrised(NamedTuple):
@@ -43,11 +47,24 @@ class Centring(NamedTuple):
     weights: pt.TensorVariable  # λ, (n,)
     information: pt.TensorVariable  # h, (n,)
     pull: pt.TensorVariable  # b, (n,)
+    # for each of `pairs` of effects, for each entry of the first, raveled and joined:
+    above: pt.TensorVariable  # the entry of the second that its rows see with it, ...
+    coupling: pt.TensorVariable  # ... and k
 
-    def part(self, start: int, shape: tuple[int, ...]) -> "Centring":
-        """Return those of one effect."""
-        stop = start + math.prod(shape)
-        return Centring(*(x[start:stop].reshape(shape) for x in self))
+
+class _Coordinates(NamedTuple):
+    """Of the entries of one effect, in its shape."""
+
+    weights: pt.TensorVariable
+    information: pt.TensorVariable
+    pull: pt.TensorVariable
+
+
+def pairs(effects: Sequence[ScaledEffect]) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of two effects each, the second of which may be that of larger groups."""
+    for i, j in itertools.combinations(range(len(effects)), 2):
+        if effects[i].mixing is None and effects[j].mixing is None:
+            yield i, j
 
 
 def reparametrised(
@@ -68,7 +85,6 @@ def reparametrised(
     unknowns : Unknowns
     centring : Centring
     """
-    start = 0
     changes = {}
     new = {}
     jacobian = pt.zeros(())
@@ -76,11 +92,11 @@ def reparametrised(
     shapes = dict(zip(unknowns.names, unknowns.shapes, strict=True))
     effects_seen = {}
     products = {}  # with a factor, in place of which the rows see the effects themselves
-    for effect in effects:
+    of_effects = _coordinates(effects, shapes, centring)
+    for effect, coordinates in zip(effects, of_effects, strict=True):
         shape = shapes[effect.value.name]
         a = effect.value.type(name=effect.value.name)
-        change = _change(effect, a, centring.part(start, shape))
-        start += math.prod(shape)
+        change = _change(effect, a, coordinates)
         # broadcast, so that each entry counts once where a scale is shared
         jacobian = jacobian + pt.broadcast_to(change.log_spread, shape).sum()
         value = change.value
@@ -120,6 +136,30 @@ def reparametrised(
     )
 
 
+def _coordinates(
+    effects: Sequence[ScaledEffect], shapes: Mapping[str, tuple[int, ...]], centring: Centring
+) -> list[_Coordinates]:
+    """Return the inputs of each effect, in its shape, with b − Σ ku' in the place of b."""
+    ends = np.cumsum([math.prod(shapes[effect.value.name]) for effect in effects])
+    found = []
+    for effect, end in zip(effects, ends, strict=True):
+        shape = shapes[effect.value.name]
+        own = slice(end - math.prod(shape), end)
+        parts = (centring.weights[own], centring.information[own], centring.pull[own])
+        found.append(_Coordinates(*(part.reshape(shape) for part in parts)))
+    start = 0
+    for i, j in pairs(effects):
+        shape = shapes[effects[i].value.name]
+        part = slice(start, start + math.prod(shape))
+        start = part.stop
+        other = effects[j]
+        u = other.value if other.written else other.scale * other.value
+        entries = pt.broadcast_to(u, shapes[other.value.name]).ravel()[centring.above[part]]
+        seen_with = (centring.coupling[part] * entries).reshape(shape)
+        found[i] = found[i]._replace(pull=found[i].pull - seen_with)
+    return found
+
+
 class _Change(NamedTuple):
     """The model's value of an effect, in its coordinate a: middle + spread (a − shift)."""
 
@@ -130,7 +170,7 @@ class _Change(NamedTuple):
     shift: Any
 
 
-def _change(effect: ScaledEffect, a: pt.TensorVariable, centring: Centring) -> _Change:
+def _change(effect: ScaledEffect, a: pt.TensorVariable, centring: _Coordinates) -> _Change:
     """Write an effect in its coordinate a.
 
     u = w (μ + τ²b) + √w τ^(1−λ) (a − λμ) with w = 1/(1 + hτ²), and u/τ where effects are

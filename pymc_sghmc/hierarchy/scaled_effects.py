@@ -3,6 +3,8 @@
 Knows models and their graphs, no data and no coordinates.
 """
 
+import math
+
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
@@ -48,7 +50,7 @@ def scaled_effects(
     Two forms are known: priors of effects whose scale is unknown, such as ``Normal(mu, tau)`` or
     ``MvNormal(mu, chol=...)``, and effects of fixed scale of which the rows see nothing but their
     product with unknown scales, or with a triangular factor as of `LKJCholeskyCov`. They are
-    ordered so that none is needed by a later one.
+    ordered so that none is needed by a later one, and larger ones come first where that is so.
 
     Parameters
     ----------
@@ -72,11 +74,17 @@ def scaled_effects(
         one.value: [v for v in ancestors(one.needs) if v in by_value and v is not one.value]
         for one in found
     }
-    try:  # those on which others depend come last
-        order = list(TopologicalSorter(needs).static_order())[::-1]
-    except CycleError:
-        return []
-    return [by_value[value] for value in order]
+    sizes = dict(zip(unknowns.names, map(math.prod, unknowns.shapes), strict=True))
+    smaller = {
+        value: [v for v in by_value if sizes[v.name] < sizes[value.name]] for value in by_value
+    }
+    for after in ({v: [*needs[v], *smaller[v]] for v in by_value}, needs):
+        try:  # those on which others depend come last
+            order = list(TopologicalSorter(after).static_order())[::-1]
+        except CycleError:
+            continue
+        return [by_value[value] for value in order]
+    return []
 
 
 def _as_prior(model: Model, rv: pt.TensorVariable, value: pt.TensorVariable) -> ScaledEffect | None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scipy.sparse import csr_array
 from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
 from pymc_sghmc.gradients.likelihood_hessian import LikelihoodHessian
@@ -143,6 +144,11 @@ class CountedPasses:
         """
         with self._exact_hessian() as exact:
             return None if exact is None else exact.diagonal(x)
+
+    def likelihood_hessian(self, x: Array) -> csr_array | None:
+        """Hessian of −log-likelihood; see `likelihood_curvatures`."""
+        with self._exact_hessian() as exact:
+            return None if exact is None else exact.of_likelihood(x)
 
     @property
     def has_exact_hessian(self) -> bool:

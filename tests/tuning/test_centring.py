@@ -9,6 +9,7 @@ from modes import FAST, QUIET, C
 from targets import plain_gradient
 
 from pymc_sghmc import SGHMC
+from pymc_sghmc.gradients.likelihood_hessian import second_derivatives
 from pymc_sghmc.gradients.metric import Diagonal
 from pymc_sghmc.hierarchy import centring_choice
 from pymc_sghmc.hierarchy.centring import centring_of
@@ -43,7 +44,16 @@ def gradient_with_effects(model, batch_size=100):
     gradient = plain_gradient(
         model, unknowns, batch_size, point, FAST, rewriting=Rewriting(may_centre=True)
     )
+    gradient.passes.second_derivatives = second_derivatives(gradient.density)
     return gradient, unknowns.ravel(point)
+
+
+def density_place(gradient, name):
+    """Where a scale lies in a position, whose value has a transform's name."""
+    variables = gradient.density.graph.variables
+    sizes = np.cumsum([0, *(int(np.prod(v.type.shape, dtype=int)) for v in variables)])
+    [i] = [i for i, v in enumerate(variables) if v.name == f"{name}_log__"]
+    return sizes[i]
 
 
 @pytest.mark.parametrize("form", ["centred", "non-centred"])
@@ -94,9 +104,44 @@ def test_likelihood_of_effects_is_that_of_their_rows_where_they_have_means_of_th
     information = centring.named(centring.information)
     pull = centring.named(centring.pull)
     np.testing.assert_allclose(information["sites"], SIZES, rtol=1e-6)
-    np.testing.assert_allclose(information["regions"], np.bincount(region[GROUP]), rtol=1e-6)
+    # of regions by what their sites say, whose own scale counts: n/(1 + nτ²) of each
+    tau = np.exp(centring.independent.mean[density_place(gradient, "tau")])
+    by_site = np.bincount(region, SIZES / (1 + SIZES * tau**2))
+    np.testing.assert_allclose(information["regions"], by_site, rtol=1e-6)
     means = np.bincount(GROUP, weights=y) / SIZES
     np.testing.assert_allclose(pull["sites"] / information["sites"], means, rtol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["centred", "non-centred"])
+@pytest.mark.parametrize("log_scale", [-6.0, -1.0, 2.0])
+def test_effects_of_groups_in_groups_are_standard_normal_together(form, log_scale):
+    """Rows see the sum of a site's and a region's effect, whatever the scale of regions is."""
+    rng = np.random.default_rng(2)
+    region = np.arange(SIZES.size) % 6
+    y = rng.normal(0, 0.5, 6)[region[GROUP]] + rng.normal(0, 0.7, SIZES.size)[GROUP]
+    y = y + rng.normal(0, SIGMA, GROUP.size)
+
+    def effects(name, scale, n):
+        if form == "centred":
+            return pm.Normal(name, 0, scale, shape=n)
+        return scale * pm.Normal(name, 0, 1, shape=n)
+
+    with pm.Model() as model:
+        upper = effects("regions", pm.HalfNormal("s", 1), 6)
+        lower = effects("sites", pm.HalfNormal("tau", 1), SIZES.size)
+        pm.Normal("y", upper[region][GROUP] + lower[GROUP], SIGMA, observed=y)
+    gradient, start = gradient_with_effects(model, batch_size=GROUP.size)
+    density = gradient.density
+    [position] = centring_of(density).choose(gradient, start)
+    position = position.copy()
+    position[density_place(gradient, "tau")] = centring_of(density).independent.mean[
+        density_place(gradient, "tau")
+    ]
+    position[density_place(gradient, "s")] = log_scale
+    places = np.concatenate([np.r_[p] for p in density.group_coefficients.values()])
+    position[places] = np.random.default_rng(1).normal(0, 2, places.size)
+    slope = gradient.passes.log_density(position)[1]
+    np.testing.assert_allclose(slope[places], -position[places], atol=1e-6)
 
 
 def test_groups_that_say_nothing_of_their_scale_are_hardly_centred():
