@@ -232,11 +232,11 @@ class PartialCentring(Rewrite):
         in_use = self._in_use
         self.set_coordinates(np.zeros(self.as_written.size))
         own_mean = self.to_model(mean)
-        own_moved = {place: self.to_model(point) for place, point in self.moved(mean, sds)}
+        moved = [(place, self.to_model(point)) for place, point in self.moved(mean, sds)]
         self.set_coordinates(*in_use)
         here = self.from_model(own_mean).astype(float)
         sds = sds.copy()
-        for place, own in own_moved.items():
+        for place, own in moved:
             sds[place] = np.abs(self.from_model(own) - here)[place]
         return MeanField(mean=here, sds=sds)
 
