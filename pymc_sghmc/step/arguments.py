@@ -110,8 +110,9 @@ class SharedArguments(TypedDict, total=False):
     batch_size : "auto", int, dict of {str: int} or None, default "auto"
         Rows in a minibatch, drawn anew at every inner step; a number above that of the rows means
         all rows. "auto" chooses the number that gives the most effective draws per second, by the
-        measured noise: 10 to 5,000. It takes the batches of ``pm.Minibatch`` where the model has
-        one, and all data where they have fewer than 1,000 rows or no rows that are independent.
+        measured noise: 10 to 5,000, or all. It takes the batches of ``pm.Minibatch`` where the
+        model has one, and all data where they have fewer than 1,000 rows or no rows that are
+        independent.
         A dict is for likelihoods with different numbers of rows: its keys are observed variables,
         data containers or dims. ``None`` uses all data at every step.
     data : dict of {str: array} or loader, optional
