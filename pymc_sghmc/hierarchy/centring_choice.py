@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from scipy.sparse import diags_array
+from scipy.sparse import csr_array, diags_array
 
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.rewrite import MeanField
@@ -101,42 +101,33 @@ def _conditional(
     information : array of shape (n,)
         Typical curvature of the likelihood in u.
     """
+    names = list(centring.group_coefficients)
     places = list(centring.group_coefficients.values())
     effects = np.concatenate([np.r_[place] for place in places])
-    by_effect = centring.derivatives(point)
+    ends = np.cumsum([place.stop - place.start for place in places])
+    parts = [slice(end - (p.stop - p.start), end) for end, p in zip(ends, places, strict=True)]
+    pairs = [(names.index(one), names.index(other)) for one, other in centring.pairs]
     scale = centring.scales(point)
     u = centring.effects(point)[effects]
     z = point[effects]
-    whole = counted.likelihood_hessian(point)
-    if whole is None:
-        hessian = diags_array(information * np.square(scale)).tocsr()
-    else:
-        hessian = whole[effects][:, effects]
-        typical = information * np.square(scale)
-        with np.errstate(all="ignore"):
-            weight = np.sqrt(np.nan_to_num(typical / hessian.diagonal(), posinf=0.0))
-        hessian = diags_array(weight) @ hessian @ diags_array(weight)
-    names = list(centring.group_coefficients)
-    numbers = [(names.index(one), names.index(other)) for one, other in centring.pairs]
-    ends = np.cumsum([place.stop - place.start for place in places])
-    parts = [slice(end - (p.stop - p.start), end) for end, p in zip(ends, places, strict=True)]
-    found = conditional_laws(
-        hessian.tocsr(), np.nan_to_num(counted.likelihood(point)[effects]), z, parts, numbers
-    )
+    hessian = _hessian_of_effects(counted, point, effects, information * np.square(scale))
+    slope = np.nan_to_num(counted.likelihood(point)[effects])
+    found = conditional_laws(hessian, slope, z, parts, pairs)
     h = found.precision / np.square(scale)
     pull = found.linear / scale + h * (u - scale * z)
     coupling = np.zeros(found.share.size)
+    by_effect = centring.derivatives(point)
     start = 0
-    for i, j in numbers:
-        own, upper = parts[i], parts[j]
+    for i, j in pairs:
+        own = parts[i]
         pair = slice(start, start + own.stop - own.start)
         start = pair.stop
-        above = found.above[pair]
+        above = parts[j].start + found.above[pair]
         share = found.share[pair] / scale[own]
         # what an effect's own mean, in its prior, tells of the larger group isn't counted twice
         by_mean = np.where(share != 0, h[own] * by_effect[names[j]][places[i]], 0.0)
-        coupling[pair] = (share - by_mean) / scale[upper][above]
-        pull[own] += coupling[pair] * u[upper][above] - share * z[upper][above]
+        coupling[pair] = (share - by_mean) / scale[above]
+        pull[own] += coupling[pair] * u[above] - share * z[above]
     return Coordinates(
         weights=np.zeros_like(h),
         information=h,
@@ -144,6 +135,19 @@ def _conditional(
         above=found.above,
         coupling=np.nan_to_num(coupling),
     )
+
+
+def _hessian_of_effects(
+    counted: CountedPasses, point: Array, effects: Array, typical: Array
+) -> csr_array:
+    """Hessian of −log-likelihood by effects at a point, rescaled to a typical diagonal."""
+    whole = counted.likelihood_hessian(point)
+    if whole is None:
+        return diags_array(typical).tocsr()
+    hessian = whole[effects][:, effects]
+    with np.errstate(all="ignore"):
+        weight = np.sqrt(np.nan_to_num(typical / hessian.diagonal(), posinf=0.0))
+    return (diags_array(weight) @ hessian @ diags_array(weight)).tocsr()
 
 
 def _draws(independent: MeanField) -> Array:

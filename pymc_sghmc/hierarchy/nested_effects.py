@@ -29,6 +29,17 @@ class Nested(NamedTuple):
     share: Array  # ... and how much ``linear`` falls with its z
 
 
+class _Block(NamedTuple):
+    """Second derivatives of −log-likelihood by two effects, the first of groups in the second's."""
+
+    above: Array  # the entry of the second that each of the first is in
+    size: Array  # and the derivative by both
+
+    def summed(self, values: Array, n: int) -> Array:
+        """Sum values of entries of the first, times the derivative, over each of the second's n."""
+        return np.bincount(self.above, self.size * values, minlength=n)
+
+
 def conditional_laws(
     hessian: csr_array,
     slope: Array,
@@ -43,7 +54,7 @@ def conditional_laws(
     Parameters
     ----------
     hessian : csr_array of shape (n, n)
-        Of −log-likelihood, A.
+        Of −log-likelihood.
     slope : array of shape (n,)
         Gradient of the log-likelihood at ...
     z : array of shape (n,)
@@ -53,50 +64,43 @@ def conditional_laws(
     pairs : list of (int, int)
         Of these that may be nested.
     """
+    blocks = {pair: _block(hessian, places, *pair) for pair in pairs}
+    nested = {pair: block for pair, block in blocks.items() if block is not None}
+    sizes = [place.stop - place.start for place in places]
     precision = hessian.diagonal().copy()
-    blocks = {pair: _nested(hessian, places, *pair) for pair in pairs}
-    linear = slope + precision * z  # at zero of all effects
-    for (i, j), block in blocks.items():
-        if block is not None:
-            above, size = block
-            linear[places[i]] += size * z[places[j]][above]
-            n = places[j].stop - places[j].start
-            linear[places[j]] += np.bincount(above, size * z[places[i]], minlength=n)
+    linear = slope + precision * z
+    for (i, j), block in nested.items():
+        linear[places[i]] += block.size * z[places[j]][block.above]
+        linear[places[j]] += block.summed(z[places[i]], sizes[j])
     for i, own in enumerate(places):
-        widened = 1 / (precision[own] + 1)
-        later = [j for j in range(len(places)) if blocks.get((i, j)) is not None]
-        for j in later:
-            above, size = blocks[i, j]  # type: ignore[misc]
-            n = places[j].stop - places[j].start
-            precision[places[j]] -= np.bincount(above, size**2 * widened, minlength=n)
-            linear[places[j]] -= np.bincount(above, size * widened * linear[own], minlength=n)
-            for k in later:
-                if k > j and blocks.get((j, k)) is not None:
-                    upper, between = blocks[j, k]  # type: ignore[misc]
-                    lost = np.bincount(above, size * widened * blocks[i, k][1], minlength=n)  # type: ignore[index]
-                    blocks[j, k] = upper, between - lost
-    found = [
-        (np.zeros(places[i].stop - places[i].start, dtype=np.int64),) * 2
-        if block is None
-        else block
-        for (i, _), block in blocks.items()
-    ]
-    none = [np.zeros(0, dtype=np.int64)]
+        variance = 1 / (precision[own] + 1)  # given the larger groups
+        larger = {j: block for (one, j), block in nested.items() if one == i}
+        for j, block in larger.items():
+            precision[places[j]] -= block.summed(variance * block.size, sizes[j])
+            linear[places[j]] -= block.summed(variance * linear[own], sizes[j])
+            for k, other in larger.items():
+                if (j, k) in nested:
+                    between = nested[j, k]
+                    lost = block.summed(variance * other.size, sizes[j])
+                    nested[j, k] = between._replace(size=between.size - lost)
     return Nested(
         precision=np.maximum(precision, 0.0),
         linear=linear,
-        above=np.concatenate([above for above, _ in found] or none),
-        share=np.concatenate([size for _, size in found] or none).astype(float),
+        above=_joined(pairs, sizes, {pair: block.above for pair, block in nested.items()}),
+        share=_joined(pairs, sizes, {pair: block.size for pair, block in nested.items()}),
     )
 
 
-def _nested(
-    hessian: csr_array, places: Sequence[slice], i: int, j: int
-) -> tuple[Array, Array] | None:
-    """Return for each entry of one effect the entry of another that it is in, and their A.
+def _joined(
+    pairs: Sequence[tuple[int, int]], sizes: Sequence[int], known: dict[tuple[int, int], Array]
+) -> Array:
+    """Join what is known of pairs, with zeros for the others."""
+    parts = [known.get(pair, np.zeros(sizes[pair[0]], dtype=np.int64)) for pair in pairs]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
-    None where an entry's rows see several of these.
-    """
+
+def _block(hessian: csr_array, places: Sequence[slice], i: int, j: int) -> _Block | None:
+    """Return the block of two effects; None where an entry's rows see several of the second."""
     block = csr_array(hessian[places[i], places[j]])
     block.data[np.abs(block.data) <= NONE * np.abs(block.data).max(initial=0.0)] = 0.0
     block.eliminate_zeros()
@@ -107,4 +111,4 @@ def _nested(
     size = np.zeros(numbers.size)
     above[numbers > 0] = block.indices
     size[numbers > 0] = block.data
-    return above, size
+    return _Block(above, size)

@@ -1,0 +1,57 @@
+"""Effects of groups within groups against dense linear algebra."""
+
+import numpy as np
+import pytest
+
+from scipy.sparse import csr_array
+
+from pymc_sghmc.hierarchy.nested_effects import conditional_laws
+
+N_SITES, N_REGIONS, N_COUNTRIES = 40, 8, 3
+PLACES = [slice(0, 40), slice(40, 48), slice(48, 51)]
+PAIRS = [(0, 1), (0, 2), (1, 2)]
+
+
+def rows(crossed=False):
+    """A of Gaussian rows that see a site, its region and its country, the gradient and a point."""
+    rng = np.random.default_rng(1)
+    site = np.concatenate([np.arange(N_SITES), rng.integers(N_SITES, size=300)])
+    region = rng.integers(N_REGIONS, size=site.size) if crossed else site % N_REGIONS
+    country = region % N_COUNTRIES
+    X = np.zeros((site.size, 51))
+    for place, index in zip(PLACES, (site, region, country), strict=True):
+        X[np.arange(site.size), place.start + index] = rng.uniform(0.5, 2)
+    A = X.T @ (rng.uniform(0.1, 1, site.size)[:, None] * X)
+    z = rng.standard_normal(51)
+    return A, rng.standard_normal(51), z
+
+
+def test_levels_are_those_of_gaussian_elimination():
+    A, slope, z = rows()
+    found = conditional_laws(csr_array(A), slope, z, PLACES, PAIRS)
+    linear = slope + A @ z
+    above = np.split(found.above, np.cumsum([N_SITES, N_SITES])[:2])
+    share = np.split(found.share, np.cumsum([N_SITES, N_SITES])[:2])
+    for level, place in enumerate(PLACES):
+        below = slice(0, place.start)
+        posterior = A[below, below] + np.eye(place.start)  # beside the prior N(0, 1)
+        through = np.linalg.solve(posterior, A[below, :])
+        left = A - A[:, below] @ through
+        of_level = linear - A[:, below] @ np.linalg.solve(posterior, linear[below])
+        np.testing.assert_allclose(found.precision[place], np.diag(left)[place], rtol=1e-9)
+        np.testing.assert_allclose(found.linear[place], of_level[place], rtol=1e-9)
+        for number, (i, j) in enumerate(PAIRS):
+            if i == level:
+                block = np.zeros((place.stop - place.start, 51))
+                block[np.arange(len(block)), PLACES[j].start + above[number]] = share[number]
+                np.testing.assert_allclose(block[:, PLACES[j]], left[place, PLACES[j]], atol=1e-9)
+
+
+@pytest.mark.parametrize("crossed", [True, False])
+def test_crossed_effects_count_as_unrelated(crossed):
+    A, slope, z = rows(crossed)
+    found = conditional_laws(csr_array(A[:48, :48]), slope[:48], z[:48], PLACES[:2], PAIRS[:1])
+    assert found.share.any() != crossed
+    if crossed:
+        np.testing.assert_allclose(found.precision, np.diag(A)[:48])
+        np.testing.assert_allclose(found.linear, (slope + np.diag(A) * z)[:48])
