@@ -39,6 +39,8 @@ BLOCK_ROWS = 10_000  # for which J is found at a time
 STEP = 1e-3  # of differences of gradients without rows, in posterior standard deviations
 BLOCK_POSITIONS = 2**21  # numbers in the positions at which these are taken at a time
 
+RowFunction = Callable[..., Sequence[Array]]  # compiled: an array for each group of rows
+
 
 class SecondDerivatives:
     """Compiled functions of which Hessians are made.
@@ -56,8 +58,8 @@ class SecondDerivatives:
     ----------
     zetas : callable
         ζ of rows at many θ, (P, n, m).
-    first, second : callable
-        Of rows at θ: log-likelihood, c = ∂ℓ/∂ζ and ζ, (n, 1 + 2m); C, its upper triangle.
+    second : callable
+        C of rows at θ, its upper triangle.
     quadratics : list of Quadratics
         Where these numbers lie, for each group of rows.
     without_rows : callable
@@ -69,13 +71,28 @@ class SecondDerivatives:
         self.coordinates = coordinates
         graph = density.graph
         n = len(slopes.zetas)
-        by_row = graph.at_position([*slopes.zetas, *slopes.first, *slopes.second], slopes.variables)
+        by_row = graph.at_position([*slopes.zetas, *slopes.second], slopes.variables)
         self.zetas = at_positions(density, by_row[:n], [graph.position], graph.rows)
-        self.first = density.row_function(by_row[n : 2 * n])
-        self.second = density.row_function(by_row[2 * n :])
+        self.second = density.row_function(by_row[n:])
+        self._first: RowFunction | None = None
+        if not coordinates.are_own:
+            self.compile_first(density)
         self.quadratics: list[Quadratics] = slopes.quadratics
         self.shapes = [np.shape(graph.model.point[v.name]) for v in graph.variables]
         self.without_rows = _gradient_without_rows(density, coordinates)
+
+    @property
+    def first(self) -> RowFunction:
+        """Log-likelihood, c = ∂ℓ/∂ζ and ζ of rows at θ, (n, 1 + 2m), once it is compiled."""
+        assert self._first is not None
+        return self._first
+
+    def compile_first(self, density: LogDensity) -> None:
+        """Compile `first`, which Hessians need where θ isn't φ, and second-order gradients."""
+        if self._first is None:
+            graph = density.graph
+            outputs = graph.at_position(self.slopes.first, self.slopes.variables)
+            self._first = density.row_function(outputs)
 
     def jacobian(self, density: LogDensity, group: int, inputs: tuple[Any, ...]) -> Jacobian | None:
         """∂ζ/∂θ of some rows of a group; None where it can't be found.

@@ -50,7 +50,7 @@ class SecondOrder(AroundExpansion):
     ----------
     gradient : MinibatchGradient
     derivatives : SecondDerivatives
-        Of its density, with their graphs.
+        Of its density, with their graphs, all of them compiled.
     has_sparse_hessian : bool
         Whether the sum of all rows' slopes is kept as a sparse matrix.
     """
@@ -212,6 +212,7 @@ def second_order(gradient: MinibatchGradient) -> AroundExpansion:
         _check_that_rows_see_few(density, data, derivatives)
     elif _work(density, data, derivatives) > MOST_WORK:
         raise NotApplicable("there are too many parameters to sum up the slopes of all rows")
+    derivatives.compile_first(density)
     return SecondOrder(gradient, derivatives, has_sparse_hessian)
 
 
