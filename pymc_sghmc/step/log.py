@@ -53,10 +53,11 @@ def log_setup(
         f"{display.passes:.0f} passes over the data."
     )
     _log.debug(f"{sampler}: {_settings(tuner, setup.metric.kind, tuning, learning_rate)}.")
-    if tuner.gradients[2] is not None and setup.noise.second_order is None:
+    is_too_noisy = tuner.gradients[2] is not None and setup.noise.second_order is None
+    if is_too_noisy and not tuner.takes_all_rows(tuning):
         _log.info(
             f"{sampler} uses first-order control variates: second-order ones would be too noisy "
-            "two standard deviations from the reference point with so few rows."
+            "two standard deviations or more from the reference point with so few rows."
         )
     if tuning.order == 1 and d > MANY and tuner.gradient.density.group_coefficients:
         _log.info(
@@ -67,7 +68,7 @@ def log_setup(
 
 
 def _gradient(tuner: Tuner, tuning: Any) -> str:
-    if tuner.gradient.is_exact:
+    if tuner.takes_all_rows(tuning):
         return "all data"
     kind = GRADIENTS[tuning.order]
     if tuning.rows is None:

@@ -142,7 +142,7 @@ def _warn_of_groups(sampler: str, marginal: Marginal, tuner: Any, tuning: Any) -
         _log.warning(_inaccurate_integrals(sampler, marginal))
     if tuner.setup.is_gaussian:
         return
-    if tuning.order < 2 and not tuner.gradient.is_exact:
+    if tuning.order < 2 and not tuner.takes_all_rows(tuning):
         _log.warning(
             f"{sampler}: the posterior isn't near a Gaussian, perhaps because the data hardly "
             f"determine the scale of effects. Pass batch_size=None: each step then takes all "
@@ -164,12 +164,12 @@ def _inaccurate_integrals(sampler: str, marginal: Any) -> str:
 
 
 def slower_gradient_warning(old: Any, new: Any, n_updates: int) -> SamplerWarning | None:
-    """Report that a chain lost while tuning goes on with another gradient, if it does."""
-    if old.order == new.order:
+    """Report that a chain lost while tuning gives up second-order gradients, if it does."""
+    if old.order < 2 or new.order == 2:
         return None
     return _warning(
         "While tuning, the chain was lost with second-order control variates. It goes on with "
-        "first-order ones, which need more rows for the same effective draws.",
+        "another gradient, which needs more rows for the same effective draws.",
         n_updates,
     )
 

@@ -49,6 +49,13 @@ class SecondOrderNoise(NamedTuple):
     limit: float  # of the learning rate, by how much the curvature changes
 
 
+class FarNoise(NamedTuple):
+    """Noise of second-order control variates where chains come now and then."""
+
+    largest: float  # over what is safe there
+    passes: float  # over all rows that it took
+
+
 def noise_around(gradient: Any, fit: GaussianFit, metric: Metric, temperature: float) -> Array:
     """Mean diagonal of V̂ in φ over draws from the fit, by minibatches."""
     total = np.zeros(fit.mean.size)
@@ -111,7 +118,7 @@ def noise_at_edge(second: Any, fit: GaussianFit, metric: Metric) -> float:
     return float(np.max(worst)) / n / MOST_AT_EDGE
 
 
-def noise_of_far_effects(second: Any, fit: GaussianFit) -> float:
+def noise_of_far_effects(second: Any, fit: GaussianFit) -> FarNoise:
     """Noise of effects far out, over what their chain comes back from there, at most.
 
     An effect x sds out comes back, in the mean of its square, if the force on it is F and the
@@ -122,7 +129,7 @@ def noise_of_far_effects(second: Any, fit: GaussianFit) -> float:
     """
     scales = fit.metric.diagonal()
     data = second.data
-    worst = 0.0
+    worst = passes = 0.0
     is_effect = np.zeros(fit.mean.size, dtype=bool)
     for place in second.density.group_coefficients.values():
         is_effect[place] = True
@@ -138,6 +145,7 @@ def noise_of_far_effects(second: Any, fit: GaussianFit) -> float:
                 end = (fit.mean + far * scales.to_theta(shift)).astype(second.density.dtype)
                 with np.errstate(all="ignore"):
                     slope = scales.pull_back(second.passes.log_density(end)[1])
+                passes += 1
                 before, force = force, -sign * slope[column]
                 fall = fall + (far - reached) * (before + force) / 2
                 reached = far
@@ -145,11 +153,12 @@ def noise_of_far_effects(second: Any, fit: GaussianFit) -> float:
                 if not is_near.any():
                     break
                 [by_group] = second.noise_at([end], scales)
+                passes += 1
                 sizes = zip(by_group, data.batch_sizes, data.is_noisy, strict=True)
                 variance = _finite(sum(V / n for V, n, is_noisy in sizes if is_noisy))[column]
                 back = np.maximum(far * force, np.finfo(float).tiny)
                 worst = max(worst, float((MAX_LEARNING_RATE * variance / back)[is_near].max()))
-    return worst
+    return FarNoise(worst, passes)
 
 
 def _finite(noise: Array) -> Array:

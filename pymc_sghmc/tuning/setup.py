@@ -228,7 +228,9 @@ def _measured(
         if gradient.density.has_long_tails:
             far = max(far, MOST_FAR_NOISE * noise_at_edge(second, fit, metric))
         elif gradient.density.group_coefficients:
-            far = max(far, MOST_FAR_NOISE * noise_of_far_effects(second, fit))
+            of_effects = noise_of_far_effects(second, fit)
+            far = max(far, MOST_FAR_NOISE * of_effects.largest)
+            passes += of_effects.passes
         if not far <= most_far_noise:
             second = None
             near_by = None

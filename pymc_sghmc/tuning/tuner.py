@@ -151,6 +151,12 @@ class Tuner:
             self._target = Target(gradient, metric)
         return self._target
 
+    def takes_all_rows(self, tuning: Tuning) -> bool:
+        """Whether a chain with these settings takes all rows at each step."""
+        if tuning.rows is None:
+            return self.gradient.is_exact
+        return tuning.rows == max(self.gradient.data.n_rows)
+
     def begin_chain(self) -> None:
         """Forget the last chain; read the data anew, as ``pm.set_data`` may have changed them."""
         self.setups.forget()
@@ -277,7 +283,7 @@ class Tuner:
     def _with_more_rows(self, tuning: ChainTuning) -> ChainTuning:
         """Take more rows where that is clearly better, by the noise that the chain has measured."""
         data = self.gradient.data
-        if not self.finds_rows or tuning.order == 2 or tuning.rows == max(data.n_rows):
+        if not self.finds_rows or tuning.order == 2 or self.takes_all_rows(tuning):
             return tuning
         data.resize(None)
         others = [self._chosen(other) for other in resized(tuning, self._made, data)]

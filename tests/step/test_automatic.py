@@ -416,6 +416,25 @@ def test_two_steps_of_its_own_kind(blocked):
 # --- Where the centre doesn't serve, and where the curvature grows
 
 
+def test_all_rows_are_taken_and_told_where_minibatches_are_too_noisy(caplog):
+    """Products of parameters for each person and each item, with twenty rows a person."""
+    rng = np.random.default_rng(3)
+    theta, beta, disc = rng.normal(size=400), rng.normal(size=20), np.exp(rng.normal(0, 0.3, 20))
+    person, item = np.repeat(np.arange(400), 20), np.tile(np.arange(20), 400)
+    p = 1 / (1 + np.exp(-disc[item] * (theta[person] - beta[item])))
+    with pm.Model():
+        theta = pm.Normal("theta", 0, 1, shape=400)
+        beta = pm.Normal("beta", 0, 1.5, shape=20)
+        disc = pm.LogNormal("disc", 0, 0.5, shape=20)
+        eta = disc[item] * (theta[person] - beta[item])
+        pm.Bernoulli("y", logit_p=eta, observed=rng.binomial(1, p))
+        with caplog.at_level("INFO", logger="pymc.sghmc"):
+            step = SGHMC()
+    tuner = step.tuner
+    assert tuner.takes_all_rows(tuner.prepare())
+    assert "all data" in caplog.text and "first-order control variates" not in caplog.text
+
+
 def test_two_modes_fall_back_to_plain_minibatches():
     # ½N(θ, 1) + ½N(−θ, 1): two modes, a start between them, and draws that cross over.
     rng = np.random.default_rng(3)
