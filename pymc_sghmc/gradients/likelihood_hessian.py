@@ -32,7 +32,7 @@ from pymc_sghmc.models.row_slopes import Quadratics, RowSlopes, row_slopes
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory
 
-__all__ = ["LikelihoodHessian", "SecondDerivatives", "second_derivatives"]
+__all__ = ["LikelihoodHessian", "RowFunction", "SecondDerivatives", "second_derivatives"]
 
 MOST_BYTES = 2**28  # of J, kept while a fit is made
 BLOCK_ROWS = 10_000  # for which J is found at a time
@@ -279,11 +279,6 @@ class LikelihoodHessian:
         except NonFinite:
             return np.full((point.size, point.size), np.nan)
 
-    def _theta(self, point: Array) -> Array:
-        """Return θ at a point."""
-        position = point.astype(self._density.dtype)
-        return self._second.coordinates.at(position, self._density, self._data)
-
     def _known(self) -> list[Jacobian]:
         """Return J of the subset's rows of each group."""
         assert self._J is not None
@@ -300,16 +295,11 @@ class LikelihoodHessian:
             np.zeros((rows.size, q.m, q.m))
             for rows, q in zip(self._subset, self._second.quadratics, strict=True)
         ]
-        for point, share in zip(points, shares, strict=True):
-            theta = self._theta(point)
-            for block in self._blocks(share):
-                k = block.group
-                with np.errstate(all="ignore"):
-                    upper = self._second.second(theta, *block.inputs)[k].astype(float)
-                C = self._second.quadratics[k].symmetric(upper)
-                places = np.searchsorted(self._subset[k], block.rows)
-                curvatures[k][places] -= (block.weight / len(points)) * C
-            self.evaluations += sum(map(len, share)) / self._n_rows
+        for _, block, upper in self._by_block(self._second.second, points, shares):
+            k = block.group
+            C = self._second.quadratics[k].symmetric(upper)
+            places = np.searchsorted(self._subset[k], block.rows)
+            curvatures[k][places] -= (block.weight / len(points)) * C
         return curvatures
 
     def _slopes(self, points: Sequence[Array], shares: Sequence[Sequence[Array]]) -> list[Array]:
@@ -320,18 +310,26 @@ class LikelihoodHessian:
         slopes = [np.zeros(self._density.d) for _ in points]
         if self._second.coordinates.are_own:
             return slopes
-        for point, share, slope in zip(points, shares, slopes, strict=True):
-            theta = self._theta(point)
-            for block in self._blocks(share):
-                k = block.group
-                m = self._second.quadratics[k].m
-                with np.errstate(all="ignore"):
-                    first = self._second.first(theta, *block.inputs)[k].astype(float)
-                by_row = np.zeros((self._subset[k].size, m))
-                by_row[np.searchsorted(self._subset[k], block.rows)] = first[:, 1 : 1 + m]
-                slope += block.weight * self._known()[k].total(by_row)
-            self.evaluations += sum(map(len, share)) / self._n_rows
+        for number, block, first in self._by_block(self._second.first, points, shares):
+            k = block.group
+            m = self._second.quadratics[k].m
+            by_row = np.zeros((self._subset[k].size, m))
+            by_row[np.searchsorted(self._subset[k], block.rows)] = first[:, 1 : 1 + m]
+            slopes[number] += block.weight * self._known()[k].total(by_row)
         return slopes
+
+    def _by_block(
+        self, function: RowFunction, points: Sequence[Array], shares: Sequence[Sequence[Array]]
+    ) -> Iterator[tuple[int, _Block, Array]]:
+        """Yield the number of each point, blocks of its rows, and what a function says of these."""
+        for number, (point, share) in enumerate(zip(points, shares, strict=True)):
+            position = point.astype(self._density.dtype)
+            theta = self._second.coordinates.at(position, self._density, self._data)
+            for block in self._blocks(share):
+                with np.errstate(all="ignore"):
+                    values = function(theta, *block.inputs)[block.group].astype(float)
+                yield number, block, values
+            self.evaluations += sum(map(len, share)) / self._n_rows
 
     def _gradients_without_rows(self, positions: Array, slopes: Array) -> list[Array]:
         """Return gradients of log prior + g·θ at positions (P, d), with a slope g for each."""

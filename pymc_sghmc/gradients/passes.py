@@ -5,7 +5,7 @@ Memory is bounded: rows are gathered in chunks. Knows densities and rows, no min
 
 import warnings
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import fdtri
 
 from pymc_sghmc.gradients.density import LogDensity
-from pymc_sghmc.gradients.likelihood_hessian import SecondDerivatives
+from pymc_sghmc.gradients.likelihood_hessian import RowFunction, SecondDerivatives
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch
 
@@ -22,8 +22,6 @@ __all__ = ["Passes", "by_row"]
 PROBES = 100  # sums of rows that tell how much rows differ
 PROBE_ROWS = 20
 UNEVEN = 3.0  # times as much noise over windows as rows in random order would have
-
-RowFunction = Callable[..., Sequence[Array]]  # compiled: an array for each group of rows
 
 
 def by_row(
