@@ -3,6 +3,7 @@
 Knows gradients and fits, no samplers.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,38 +128,54 @@ def noise_of_far_effects(second: Any, fit: GaussianFit) -> FarNoise:
     functions beside rows are then noisier the farther it is. Only places that a chain may reach
     count, by how far log p has fallen on the way.
     """
-    scales = fit.metric.diagonal()
-    data = second.data
-    worst = passes = 0.0
     is_effect = np.zeros(fit.mean.size, dtype=bool)
     for place in second.density.group_coefficients.values():
         is_effect[place] = True
-    for column in columns_of(second.derivatives.shapes):
-        if not is_effect[column].all():
-            continue
-        for sign in (1.0, -1.0):
-            shift = np.zeros(fit.mean.size)
-            shift[column] = sign
-            reached = 0.0
-            force = fall = np.zeros(column.size)
-            for far in FAR_EFFECTS:
-                end = (fit.mean + far * scales.to_theta(shift)).astype(second.density.dtype)
-                with np.errstate(all="ignore"):
-                    slope = scales.pull_back(second.passes.log_density(end)[1])
-                passes += 1
-                before, force = force, -sign * slope[column]
-                fall = fall + (far - reached) * (before + force) / 2
-                reached = far
-                is_near = fall < LEAST_DENSITY  # not where it is no number
-                if not is_near.any():
-                    break
-                [by_group] = second.noise_at([end], scales)
-                passes += 1
-                sizes = zip(by_group, data.batch_sizes, data.is_noisy, strict=True)
-                variance = _finite(sum(V / n for V, n, is_noisy in sizes if is_noisy))[column]
-                back = np.maximum(far * force, np.finfo(float).tiny)
-                worst = max(worst, float((MAX_LEARNING_RATE * variance / back)[is_near].max()))
-    return FarNoise(worst, passes)
+    columns = [c for c in columns_of(second.derivatives.shapes) if is_effect[c].all()]
+    found = [_noise_along(second, fit, column, sign) for column in columns for sign in (1.0, -1.0)]
+    return FarNoise(
+        largest=max((noise.largest for noise in found), default=0.0),
+        passes=sum(noise.passes for noise in found),
+    )
+
+
+def _noise_along(second: Any, fit: GaussianFit, column: Array, sign: float) -> FarNoise:
+    """See `noise_of_far_effects`: of the entries of one column, all moved to the same side."""
+    scales = fit.metric.diagonal()
+    shift = np.zeros(fit.mean.size)
+    shift[column] = sign
+    largest = passes = reached = 0.0
+    force = fall = np.zeros(column.size)
+    for far in FAR_EFFECTS:
+        end = (fit.mean + far * scales.to_theta(shift)).astype(second.density.dtype)
+        with np.errstate(all="ignore"):
+            slope = scales.pull_back(second.passes.log_density(end)[1])
+        passes += 1
+        before, force = force, -sign * slope[column]
+        fall = fall + (far - reached) * (before + force) / 2
+        reached = far
+        is_near = fall < LEAST_DENSITY  # not where it is no number
+        if not is_near.any():
+            break
+        [variance] = _second_order_variances(second, [end], scales)
+        passes += 1
+        back = np.maximum(far * force, np.finfo(float).tiny)
+        ratio = MAX_LEARNING_RATE * variance[column] / back
+        largest = max(largest, float(ratio[is_near].max()))
+    return FarNoise(largest, passes)
+
+
+def _second_order_variances(second: Any, points: Sequence[Array], coordinates: Metric) -> Array:
+    """Diagonal of V of minibatches at each point by all rows, (P, d)."""
+    sizes = second.data.batch_sizes
+    is_noisy = second.data.is_noisy
+    variances = np.array(
+        [
+            sum(V / n for V, n, noisy in zip(by_group, sizes, is_noisy, strict=True) if noisy)
+            for by_group in second.noise_at(points, coordinates)
+        ]
+    )
+    return _finite(variances)
 
 
 def _finite(noise: Array) -> Array:
@@ -176,15 +193,7 @@ def second_order_noise(
         z = np.clip(z, -FAR_ENOUGH, FAR_ENOUGH)
     around = fit.metric
     points = [fit.mean + far * T * around.to_theta(x) for far in (1.0, 2.0) for x in z]
-    sizes = second.data.batch_sizes
-    is_noisy = second.data.is_noisy
-    variances = np.array(
-        [
-            sum(V / n for V, n, noisy in zip(by_group, sizes, is_noisy, strict=True) if noisy)
-            for by_group in second.noise_at(points, metric)
-        ]
-    )
-    variances = _finite(variances)
+    variances = _second_order_variances(second, points, metric)
     # on a Gaussian the force falls off by z sds from the mean to there
     passes = second.passes
     here = around.pull_back(passes.log_density(second.anchor.position)[1])
