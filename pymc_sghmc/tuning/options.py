@@ -10,7 +10,7 @@ from typing import Any
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE, MAX_MULTIPLIER, ChainTuning
 from pymc_sghmc.tuning.setup import MOST_FAR_NOISE, Setup
 from pymc_sghmc.tuning.setup_request import SetupRequest
-from pymc_sghmc.tuning.sizes import sizes_in_question
+from pymc_sghmc.tuning.sizes import all_rows_are_in_question, sizes_in_question
 
 __all__ = ["options", "resized"]
 
@@ -83,7 +83,7 @@ def resized(tuning: ChainTuning, setup: Setup, data: Any) -> list[ChainTuning]:
     assert tuning.rows is not None
     sizes = sizes_in_question(data, tuning.order)
     larger = [_of_size(tuning, size, data) for size in sizes if size > tuning.rows]
-    if data.rows_of_each != 1:
+    if not all_rows_are_in_question(data):
         return larger
     # a limit that came of noise isn't one of the exact gradient
     limit = min(MAX_LEARNING_RATE, setup.limits.far_out)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["sizes_in_question"]
+__all__ = ["all_rows_are_in_question", "sizes_in_question"]
 
 FEW = (10, 20, 50, 100, 200)  # rows, beside those that the noise is measured with
 MANY = (1000, 2000, 5000)
@@ -30,6 +30,11 @@ def sizes_in_question(data: Any, order: int) -> list[int]:
     of_rows = [round(rows / data.rows_of_each) for rows in SIZES[order]]
     in_question = dict.fromkeys(max(fewest, size) for size in of_rows)
     sizes = [n, *(size for size in in_question if size <= max(noisy) // 2)]
-    if order == 0 and data.rows_of_each == 1:  # all rows have no noise, and serve if all else fails
+    if order == 0 and all_rows_are_in_question(data):
         sizes.append(max(noisy))
     return sizes
+
+
+def all_rows_are_in_question(data: Any) -> bool:
+    """Whether a minibatch may be all rows, without noise, if all else fails: not of clusters."""
+    return bool(data.rows_of_each == 1)

@@ -247,7 +247,9 @@ class Tuner:
         -------
         Learnt
         """
-        if not self.gradient.is_exact and tuning.order < 2:  # of second order it is known exactly
+        if (
+            not self.takes_all_rows(tuning) and tuning.order < 2
+        ):  # of second order it is known exactly
             first = self.gradients[1] if tuning.order else None
             from_all_rows = effect_noise_from_all_rows(first, self._made.noise.first_order)
             noise = target.noise_covariance(state.position, rng)
@@ -274,9 +276,8 @@ class Tuner:
             noise = np.maximum(noise, self._first_order_noise)
         # what was measured stays apart from what is safe to choose by
         tuning = replace(self._chosen(replace(tuning, noise=noise)), noise=tuning.noise)
-        may_change = self.may_change and not self.gradient.is_exact
-        may_change = may_change and self._made.noise.first_order is not None
-        if may_change:
+        has_other = self.may_change and self._made.noise.first_order is not None
+        if has_other and not self.takes_all_rows(tuning):
             tuning = self._reconsidered(tuning, position, rng)
         return self._with_more_rows(tuning)
 
