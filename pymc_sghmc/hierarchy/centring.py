@@ -6,6 +6,7 @@ and compiled graphs, and no way of choosing how far effects are centred.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,8 +92,8 @@ class PartialCentring(Rewrite):
         λ of each entry with which positions are the model's own.
     weights, information, pull : array
         λ, h and b in use, of each entry.
-    pairs : list of (str, str)
-        Effects, and those of maybe larger groups that their rows may see with them.
+    pairs : list of (int, int)
+        Numbers of effects, and of those of maybe larger groups that their rows may see with them.
     above, coupling : array
         For each pair and each entry of its first: an entry of the second, and k in use.
     shares : array or None
@@ -118,21 +119,16 @@ class PartialCentring(Rewrite):
         self.as_written = np.repeat([effect.written for effect in effects], sizes)
         self.weights = self.as_written
         self.information = self.pull = np.zeros(self.as_written.size)
-        names = list(self.group_coefficients)
-        self.pairs = [(names[i], names[j]) for i, j in pairs(effects)]
-        n_coupled = sum(sizes[i] for i, _ in pairs(effects))
+        self.pairs = list(pairs(effects))
+        n_coupled = sum(sizes[i] for i, _ in self.pairs)
         self.above = np.zeros(n_coupled, dtype=np.int64)
         self.coupling = np.zeros(n_coupled)
         self.shares: np.ndarray | None = None
         self.is_free = True
         self._fitted: Chosen | None = None  # what they were chosen by
         self.linear_rows = _linear_rows(effects, rows, written)
-        self.inputs = (
-            Input(inputs.weights, self.current_weights),
-            Input(inputs.information, self.current_information),
-            Input(inputs.pull, self.current_pull),
-            Input(inputs.above, self.current_above),
-            Input(inputs.coupling, self.current_coupling),
+        self.inputs = tuple(
+            Input(symbol, partial(getattr, self, name)) for name, symbol in inputs._asdict().items()
         )
         self._ways = (
             (written.to_model, written.variables),
@@ -140,26 +136,6 @@ class PartialCentring(Rewrite):
             (written.seen, written.variables),
         )
         self._point = rows.point
-
-    def current_weights(self) -> np.ndarray:
-        """Return λ in use."""
-        return self.weights
-
-    def current_information(self) -> np.ndarray:
-        """Return h in use."""
-        return self.information
-
-    def current_pull(self) -> np.ndarray:
-        """Return b in use."""
-        return self.pull
-
-    def current_above(self) -> np.ndarray:
-        """Return entries of effects of larger groups."""
-        return self.above
-
-    def current_coupling(self) -> np.ndarray:
-        """Return k in use."""
-        return self.coupling
 
     def compile(self, density: LogDensity) -> None:
         """Compile the ways between the model's own coordinates and these."""
@@ -186,7 +162,7 @@ class PartialCentring(Rewrite):
 
     @property
     def _in_use(self) -> tuple[np.ndarray, ...]:
-        return self.weights, self.information, self.pull, self.above, self.coupling
+        return tuple(getattr(self, name) for name in Centring._fields)
 
     def set_coordinates(
         self,

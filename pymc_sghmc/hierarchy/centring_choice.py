@@ -106,34 +106,32 @@ def _conditional(
     effects = np.concatenate([np.r_[place] for place in places])
     ends = np.cumsum([place.stop - place.start for place in places])
     parts = [slice(end - (p.stop - p.start), end) for end, p in zip(ends, places, strict=True)]
-    pairs = [(names.index(one), names.index(other)) for one, other in centring.pairs]
     scale = centring.scales(point)
     u = centring.effects(point)[effects]
     z = point[effects]
     hessian = _hessian_of_effects(counted, point, effects, information * np.square(scale))
     slope = np.nan_to_num(counted.likelihood(point)[effects])
-    found = conditional_laws(hessian, slope, z, parts, pairs)
+    found = conditional_laws(hessian, slope, z, parts, centring.pairs)
     h = found.precision / np.square(scale)
     pull = found.linear / scale + h * (u - scale * z)
-    coupling = np.zeros(found.share.size)
+    coupling = {}
     by_effect = centring.derivatives(point)
-    start = 0
-    for i, j in pairs:
+    for (i, j), block in found.blocks.items():
         own = parts[i]
-        pair = slice(start, start + own.stop - own.start)
-        start = pair.stop
-        above = parts[j].start + found.above[pair]
-        share = found.share[pair] / scale[own]
+        above = parts[j].start + block.above
+        share = block.size / scale[own]
         # what an effect's own mean, in its prior, tells of the larger group isn't counted twice
         by_mean = np.where(share != 0, h[own] * by_effect[names[j]][places[i]], 0.0)
-        coupling[pair] = (share - by_mean) / scale[above]
-        pull[own] += coupling[pair] * u[above] - share * z[above]
+        coupling[i, j] = (share - by_mean) / scale[above]
+        pull[own] += coupling[i, j] * u[above] - share * z[above]
+    none = {pair: np.zeros(parts[pair[0]].stop - parts[pair[0]].start) for pair in centring.pairs}
+    entries = {pair: block.above for pair, block in found.blocks.items()}
     return Coordinates(
         weights=np.zeros_like(h),
         information=h,
         pull=np.nan_to_num(pull),
-        above=found.above,
-        coupling=np.nan_to_num(coupling),
+        above=np.concatenate([[], *(none | entries).values()]).astype(np.int64),
+        coupling=np.nan_to_num(np.concatenate([[], *(none | coupling).values()])),
     )
 
 

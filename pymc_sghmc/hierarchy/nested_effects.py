@@ -15,7 +15,7 @@ from scipy.sparse import csr_array
 
 from pymc_sghmc.protocols import Array
 
-__all__ = ["Nested", "conditional_laws"]
+__all__ = ["Block", "Nested", "conditional_laws"]
 
 NONE = 1e-8  # of the largest number of a block, below which it is none
 
@@ -25,11 +25,11 @@ class Nested(NamedTuple):
 
     precision: Array  # of z, (n,)
     linear: Array  # coefficient of z, at zero of all effects of larger groups, (n,)
-    above: Array  # for each pair and entry of its first the entry of the second, ...
-    share: Array  # ... and how much ``linear`` falls with its z
+    # of pairs that are nested: by how much ``linear`` of the first falls with z of the second
+    blocks: "dict[tuple[int, int], Block]"
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """Second derivatives of −log-likelihood by two effects, the first of groups in the second's."""
 
     above: Array  # the entry of the second that each of the first is in
@@ -86,20 +86,11 @@ def conditional_laws(
     return Nested(
         precision=np.maximum(precision, 0.0),
         linear=linear,
-        above=_joined(pairs, sizes, {pair: block.above for pair, block in nested.items()}),
-        share=_joined(pairs, sizes, {pair: block.size for pair, block in nested.items()}),
+        blocks=nested,
     )
 
 
-def _joined(
-    pairs: Sequence[tuple[int, int]], sizes: Sequence[int], known: dict[tuple[int, int], Array]
-) -> Array:
-    """Join what is known of pairs, with zeros for the others."""
-    parts = [known.get(pair, np.zeros(sizes[pair[0]], dtype=np.int64)) for pair in pairs]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-
-
-def _block(hessian: csr_array, places: Sequence[slice], i: int, j: int) -> _Block | None:
+def _block(hessian: csr_array, places: Sequence[slice], i: int, j: int) -> Block | None:
     """Return the block of two effects; None where an entry's rows see several of the second."""
     block = csr_array(hessian[places[i], places[j]])
     block.data[np.abs(block.data) <= NONE * np.abs(block.data).max(initial=0.0)] = 0.0
@@ -111,4 +102,4 @@ def _block(hessian: csr_array, places: Sequence[slice], i: int, j: int) -> _Bloc
     size = np.zeros(numbers.size)
     above[numbers > 0] = block.indices
     size[numbers > 0] = block.data
-    return _Block(above, size)
+    return Block(above, size)

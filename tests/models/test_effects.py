@@ -157,6 +157,19 @@ def built(build, names=None):
     return model, point, unknowns, density
 
 
+def random_coordinates(centring, rng):
+    """What rows may say of effects, whatever groups lie in which."""
+    n = centring.as_written.size
+    sizes = [place.stop - place.start for place in centring.group_coefficients.values()]
+    above = [rng.integers(sizes[j], size=sizes[i]) for i, j in centring.pairs]
+    return {
+        "information": rng.exponential(3, n),
+        "pull": rng.standard_normal(n),
+        "above": np.concatenate([np.zeros(0, dtype=int), *above]),
+        "coupling": rng.standard_normal(centring.coupling.size),
+    }
+
+
 @pytest.mark.parametrize("build", EFFECTS, ids=lambda build: build.__name__)
 def test_density_is_the_models_with_the_jacobian_of_the_change(build):
     model, point, unknowns, density = built(build)
@@ -167,8 +180,8 @@ def test_density_is_the_models_with_the_jacobian_of_the_change(build):
         # the model's own first; without the Jacobian the others are red
         n = centring.as_written.size
         weights = centring.as_written if i == 0 else rng.random(n)
-        by_rows = (rng.exponential(3, n), rng.standard_normal(n)) if i > 1 else ()
-        centring.set_coordinates(weights, *by_rows)
+        by_rows = random_coordinates(centring, rng) if i > 1 else {}
+        centring.set_coordinates(weights, **by_rows)
         x = density.from_model(unknowns.ravel(point)) + 0.4 * rng.standard_normal(unknowns.d)
         expected, sign, log_jacobian = by_way_of_the_model(density, logp, unknowns, point, x)
         own = i == 0 and build not in MIXED
@@ -345,7 +358,7 @@ def test_rows_in_linear_coordinates_are_the_rows_of_the_model(build):
     own_terms = density.row_function(graph.at_position(graph.model.terms))
     rng = np.random.default_rng(2)
     n = centring.as_written.size
-    centring.set_coordinates(rng.random(n), rng.exponential(3, n), rng.standard_normal(n))
+    centring.set_coordinates(rng.random(n), **random_coordinates(centring, rng))
     x = density.from_model(unknowns.ravel(point)) + 0.4 * rng.standard_normal(unknowns.d)
     arrays = [getattr(source, "data", source) for source in density.sources]
     here = [np.arange(N), *arrays, *density.given]

@@ -48,12 +48,9 @@ def gradient_with_effects(model, batch_size=100):
     return gradient, unknowns.ravel(point)
 
 
-def density_place(gradient, name):
-    """Where a scale lies in a position, whose value has a transform's name."""
-    variables = gradient.density.graph.variables
-    sizes = np.cumsum([0, *(int(np.prod(v.type.shape, dtype=int)) for v in variables)])
-    [i] = [i for i, v in enumerate(variables) if v.name == f"{name}_log__"]
-    return sizes[i]
+def place_of(gradient, name):
+    """Where the logarithm of a scale lies in a position."""
+    return gradient.density.graph.model.parameters.places[f"{name}_log__"]
 
 
 @pytest.mark.parametrize("form", ["centred", "non-centred"])
@@ -105,7 +102,7 @@ def test_likelihood_of_effects_is_that_of_their_rows_where_they_have_means_of_th
     pull = centring.named(centring.pull)
     np.testing.assert_allclose(information["sites"], SIZES, rtol=1e-6)
     # of regions by what their sites say, whose own scale counts: n/(1 + nτ²) of each
-    tau = np.exp(centring.independent.mean[density_place(gradient, "tau")])
+    tau = np.exp(centring.independent.mean[place_of(gradient, "tau")])
     by_site = np.bincount(region, SIZES / (1 + SIZES * tau**2))
     np.testing.assert_allclose(information["regions"], by_site, rtol=1e-6)
     means = np.bincount(GROUP, weights=y) / SIZES
@@ -134,10 +131,10 @@ def test_effects_of_groups_in_groups_are_standard_normal_together(form, log_scal
     density = gradient.density
     [position] = centring_of(density).choose(gradient, start)
     position = position.copy()
-    position[density_place(gradient, "tau")] = centring_of(density).independent.mean[
-        density_place(gradient, "tau")
+    position[place_of(gradient, "tau")] = centring_of(density).independent.mean[
+        place_of(gradient, "tau")
     ]
-    position[density_place(gradient, "s")] = log_scale
+    position[place_of(gradient, "s")] = log_scale
     places = np.concatenate([np.r_[p] for p in density.group_coefficients.values()])
     position[places] = np.random.default_rng(1).normal(0, 2, places.size)
     slope = gradient.passes.log_density(position)[1]
