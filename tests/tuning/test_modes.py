@@ -13,7 +13,8 @@ from modes import FAST, QUIET
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.metric import Dense, Diagonal
 from pymc_sghmc.tuning import tuner as tuners
-from pymc_sghmc.tuning.modes import Mode, are_separate, mode_of, number_of_chain
+from pymc_sghmc.tuning.modes import number_of_chain
+from pymc_sghmc.tuning.separate_modes import Mode, are_separate, mode_of
 
 SEED = 3
 UNIT = Diagonal(np.ones(2))
