@@ -20,15 +20,6 @@ __all__ = ["Block", "Nested", "conditional_laws"]
 NONE = 1e-8  # of the largest number of a block, below which it is none
 
 
-class Nested(NamedTuple):
-    """Likelihood of each entry given the effects of larger groups, those of smaller ones out."""
-
-    precision: Array  # of z, (n,)
-    linear: Array  # coefficient of z, at zero of all effects of larger groups, (n,)
-    # of pairs that are nested: by how much ``linear`` of the first falls with z of the second
-    blocks: "dict[tuple[int, int], Block]"
-
-
 class Block(NamedTuple):
     """Second derivatives of −log-likelihood by two effects, the first of groups in the second's."""
 
@@ -38,6 +29,15 @@ class Block(NamedTuple):
     def summed(self, values: Array, n: int) -> Array:
         """Sum values of entries of the first, times the derivative, over each of the second's n."""
         return np.bincount(self.above, self.size * values, minlength=n)
+
+
+class Nested(NamedTuple):
+    """Likelihood of each entry given the effects of larger groups, those of smaller ones out."""
+
+    precision: Array  # of z, (n,)
+    linear: Array  # coefficient of z, at zero of all effects of larger groups, (n,)
+    # of pairs that are nested: by how much ``linear`` of the first falls with z of the second
+    blocks: dict[tuple[int, int], Block]
 
 
 def conditional_laws(
