@@ -49,6 +49,11 @@ try:  # PyTensor 3: softmax, logsumexp and others are built for the static shape
 except ImportError:  # PyTensor 2 has none of these. With PyMC 5's end, keep the import alone.
     SymbolicOp = ()
 
+try:  # PyTensor 3. With PyMC 5's end, keep this line alone.
+    from pytensor.compile.rewriting import inline_ofg_node
+except ImportError:  # PyTensor 2
+    from pytensor.tensor.rewriting.ofg import inline_ofg_node
+
 try:  # PyMC 6. With PyMC 5's end, keep these lines alone.
     from pymc.backends import _ZarrChainBase as _StoredChain
     from pymc.backends import _ZarrTraceBase as StoredTrace
@@ -71,6 +76,7 @@ __all__ = [
     "index_entries",
     "indexes_leading_axes",
     "inference_data",
+    "inline_ofg_node",
     "is_row_selection",
     "joined_along",
     "raveled_function",

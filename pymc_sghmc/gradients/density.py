@@ -5,7 +5,7 @@ prior and each row have weights, so that one function serves minibatches, parts 
 graphs and what other steps sample; draws no rows.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
@@ -18,7 +18,7 @@ from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.compat import ancestors
 from pymc_sghmc.loops.backends import shared_values
-from pymc_sghmc.loops.numpy_mode import compile_for_many_rows
+from pymc_sghmc.loops.numpy_mode import ThreadSafe, compile_for_many_rows
 from pymc_sghmc.models.jumps import conditional_unknowns
 from pymc_sghmc.models.row_model import RowModel
 from pymc_sghmc.protocols import Array
@@ -140,13 +140,11 @@ class LogDensity:
 
     def compiled(
         self, inputs: Sequence[pt.TensorVariable], outputs: Sequence[pt.TensorVariable]
-    ) -> Callable[..., Any]:
+    ) -> ThreadSafe:
         """Compile more of the graph in the same way; inputs are trusted to have their types."""
-        function = compile_for_many_rows(inputs, outputs, self.compile_kwargs)
-        function.trust_input = True
-        return function
+        return compile_for_many_rows(inputs, outputs, self.compile_kwargs)
 
-    def row_function(self, terms: Sequence[pt.TensorVariable]) -> Callable[..., Any]:
+    def row_function(self, terms: Sequence[pt.TensorVariable]) -> ThreadSafe:
         """Compile ``terms``, a matrix for each group of rows: f(position, rows, arrays, given)."""
         graph = self.graph
         inputs = [graph.position, *graph.rows, *graph.arrays, *graph.given]
@@ -188,7 +186,7 @@ class LogDensity:
     @property
     def held(self) -> tuple[Any, ...]:
         """Values, now, of the model's data containers that aren't cut into minibatches."""
-        return shared_values(self.function, self._n_inputs)
+        return shared_values(self.function.function, self._n_inputs)
 
     @property
     def given(self) -> tuple[Array, ...]:

@@ -6,6 +6,7 @@ Knows densities and rows, no minibatches of a chain.
 import math
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory
 from pymc_sghmc.rows.orders import ByLeverage
+from pymc_sghmc.threads import in_order
 
 if TYPE_CHECKING:
     from pymc_sghmc.gradients.second_order import SecondOrder
@@ -88,32 +90,19 @@ def expand(gradient: "SecondOrder", centre: Array, metric: Metric) -> tuple[Expa
         for n, q in zip(data.n_rows, gradient.quadratics, strict=True)
     ]
     leverages = [np.zeros(n) for n in data.n_rows]
+    of_block = partial(_expanded, gradient, theta, probes, by_position, metric)
     with np.errstate(all="ignore"):
-        for rows, inputs, k in _blocks(gradient):
-            q = gradient.quadratics[k]
-            here = gradient.first(theta, *inputs)[k].astype(float)
-            C = q.symmetric(gradient.second(theta, *inputs)[k].astype(float))
-            log_likelihood, c, zeta = _parts(here, q.m)
-            dc, dzeta = np.empty((2, rows.size, len(probes), q.m))
-            for p, probe in enumerate(probes):
-                there = gradient.first(probe, *inputs)[k].astype(float)
-                dc[:, p], dzeta[:, p] = _differences(there, here, q.m)
-            C = C + fitted(dc - dzeta @ C, dzeta)
-            left = np.nan_to_num(dc - dzeta @ C, posinf=0.0, neginf=0.0)
-            J = gradient.jacobian(k, inputs)
-            spread = J.after(by_position).spread(metric)
-            leverages[k][rows] = np.sqrt(np.einsum("npa,nab,npb->n", left, spread, left))
-            logp += float(log_likelihood.sum())
-            slope += J.total(c)
-            hessian = hessian + J.hessian(C)
-            b = c - np.einsum("nab,nb->na", C, zeta)
-            a = log_likelihood - 0.5 * ((b + c) * zeta).sum(axis=1)
-            tables[k][rows] = q.table(a, b, C)
+        for found in in_order(of_block, _blocks(gradient)):
+            logp += found.logp
+            slope += found.slope
+            hessian = hessian + found.hessian
+            leverages[found.group][found.rows] = found.leverages
+            tables[found.group][found.rows] = found.table
     hessian = _arrays_of(hessian, gradient.has_sparse_hessian, dtype)
     if not (np.isfinite(logp) and np.isfinite(slope).all() and np.isfinite(hessian[0]).all()):
         raise NonFinite(position, slope, logp)
     order = ByLeverage(data, leverages)
-    found = Expansion(
+    expansion = Expansion(
         position=position,
         centre=theta,
         logp=np.asarray(logp),
@@ -122,7 +111,56 @@ def expand(gradient: "SecondOrder", centre: Array, metric: Metric) -> tuple[Expa
         order=order,
         tables=tables,
     )
-    return found, 2.0 + len(probes) + J.n_passes
+    return expansion, 2.0 + len(probes) + found.n_passes
+
+
+class _Expanded(NamedTuple):
+    """What a block of rows adds to an expansion."""
+
+    group: int
+    rows: Array
+    logp: float
+    slope: Array
+    hessian: Any
+    leverages: Array
+    table: Array
+    n_passes: float  # that their Jacobian took
+
+
+def _expanded(
+    gradient: "SecondOrder",
+    theta: Array,
+    probes: Sequence[Array],
+    by_position: Any,
+    metric: Metric,
+    block: "_Block",
+) -> _Expanded:
+    """See `expand`."""
+    rows, inputs, k = block
+    q = gradient.quadratics[k]
+    here = gradient.first(theta, *inputs)[k].astype(float)
+    C = q.symmetric(gradient.second(theta, *inputs)[k].astype(float))
+    log_likelihood, c, zeta = _parts(here, q.m)
+    dc, dzeta = np.empty((2, rows.size, len(probes), q.m))
+    for p, probe in enumerate(probes):
+        there = gradient.first(probe, *inputs)[k].astype(float)
+        dc[:, p], dzeta[:, p] = _differences(there, here, q.m)
+    C = C + fitted(dc - dzeta @ C, dzeta)
+    left = np.nan_to_num(dc - dzeta @ C, posinf=0.0, neginf=0.0)
+    J = gradient.jacobian(k, inputs)
+    spread = J.after(by_position).spread(metric)
+    b = c - np.einsum("nab,nb->na", C, zeta)
+    a = log_likelihood - 0.5 * ((b + c) * zeta).sum(axis=1)
+    return _Expanded(
+        group=k,
+        rows=rows,
+        logp=float(log_likelihood.sum()),
+        slope=J.total(c),
+        hessian=J.hessian(C),
+        leverages=np.sqrt(np.einsum("npa,nab,npb->n", left, spread, left)),
+        table=q.table(a, b, C),
+        n_passes=J.n_passes,
+    )
 
 
 def _arrays_of(hessian: Any, is_sparse: bool, dtype: DTypeLike) -> tuple[Array, ...]:
@@ -185,26 +223,36 @@ def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metr
     squares, sums = np.zeros((2, len(points), n_groups, d))
     thetas = [gradient.seen(point) for point in points]
     by_position = [gradient.derivatives_seen(point) for point in points]
+
+    def of_block(block: _Block) -> tuple[int, list[Array], list[Array]]:
+        rows, inputs, k = block
+        q = gradient.quadratics[k]
+        table = anchor.tables[k][rows].astype(float)
+        C = q.symmetric(table[:, 1 + q.m :])
+        by_theta = gradient.jacobian(k, inputs)
+        rarity = anchor.order.pools[k].size / anchor.order.counts[k][rows]
+        of_sums = []
+        of_squares = []
+        for theta, T in zip(thetas, by_position, strict=True):
+            J = by_theta.after(T)
+            there = gradient.first(theta, *inputs)[k].astype(float)
+            _, c, zeta = _parts(there, q.m)
+            left = c - table[:, 1 : 1 + q.m] - np.einsum("nab,nb->na", C, zeta)
+            of_sums.append(coordinates.pull_back(J.total(left)))
+            of_squares.append(J.squares(left, coordinates, rarity))
+        return k, of_sums, of_squares
+
     with np.errstate(all="ignore"):
-        for rows, inputs, k in _blocks(gradient):
-            q = gradient.quadratics[k]
-            table = anchor.tables[k][rows].astype(float)
-            C = q.symmetric(table[:, 1 + q.m :])
-            by_theta = gradient.jacobian(k, inputs)
-            rarity = anchor.order.pools[k].size / anchor.order.counts[k][rows]
-            for p, theta in enumerate(thetas):
-                J = by_theta.after(by_position[p])
-                there = gradient.first(theta, *inputs)[k].astype(float)
-                _, c, zeta = _parts(there, q.m)
-                left = c - table[:, 1 : 1 + q.m] - np.einsum("nab,nb->na", C, zeta)
-                sums[p, k] += coordinates.pull_back(J.total(left))
-                squares[p, k] += J.squares(left, coordinates, rarity)
+        for k, of_sums, of_squares in in_order(of_block, _blocks(gradient)):
+            sums[:, k] += of_sums
+            squares[:, k] += of_squares
     return squares - np.square(sums)
 
 
-def _blocks(
-    gradient: "SecondOrder", n_rows: int | None = None
-) -> Iterator[tuple[Array, tuple[Any, ...], int]]:
+_Block = tuple[Array, tuple[Any, ...], int]  # rows, what functions of them take, and their group
+
+
+def _blocks(gradient: "SecondOrder", n_rows: int | None = None) -> Iterator[_Block]:
     """Yield rows of one group, few enough for their Jacobians, and what their functions take.
 
     With ``n_rows`` only so many of each group.

@@ -13,7 +13,7 @@ import math
 import operator
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -31,6 +31,7 @@ from pymc_sghmc.gradients.row_coordinates import RowCoordinates
 from pymc_sghmc.models.row_slopes import Quadratics, RowSlopes, row_slopes
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory
+from pymc_sghmc.threads import in_order
 
 __all__ = ["LikelihoodHessian", "RowFunction", "SecondDerivatives", "second_derivatives"]
 
@@ -325,9 +326,8 @@ class LikelihoodHessian:
         for number, (point, share) in enumerate(zip(points, shares, strict=True)):
             position = point.astype(self._density.dtype)
             theta = self._second.coordinates.at(position, self._density, self._data)
-            for block in self._blocks(share):
-                with np.errstate(all="ignore"):
-                    values = function(theta, *block.inputs)[block.group].astype(float)
+            of_block = partial(_of_block, function, theta)
+            for block, values in in_order(of_block, self._blocks(share)):
                 yield number, block, values
             self.evaluations += sum(map(len, share)) / self._n_rows
 
@@ -373,6 +373,12 @@ class LikelihoodHessian:
                 if sum(J.nbytes for of_group in parts for J in of_group) > MOST_BYTES:
                     return None
         return [_stacked(of_group) for of_group in parts if of_group]
+
+
+def _of_block(function: RowFunction, theta: Array, block: _Block) -> tuple[_Block, Array]:
+    """Return a block of rows with what a function says of them at θ."""
+    with np.errstate(all="ignore"):
+        return block, function(theta, *block.inputs)[block.group].astype(float)
 
 
 def _stacked(parts: Sequence[Jacobian]) -> Jacobian:

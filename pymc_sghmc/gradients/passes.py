@@ -1,11 +1,12 @@
 """Passes over all rows: log-density and gradient of the whole, and what is known of each row.
 
-Memory is bounded: rows are gathered in chunks. Knows densities and rows, no minibatches of a chain.
+Memory is bounded: rows are gathered in chunks, of which several threads compute one each. Knows
+densities and rows, no minibatches of a chain.
 """
 
 import warnings
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,17 +17,21 @@ from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.likelihood_hessian import RowFunction, SecondDerivatives
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch
+from pymc_sghmc.threads import in_order
 
-__all__ = ["Passes", "by_row"]
+__all__ = ["ChunkInputs", "Passes", "by_row"]
 
 PROBES = 100  # sums of rows that tell how much rows differ
 PROBE_ROWS = 20
 UNEVEN = 3.0  # times as much noise over windows as rows in random order would have
 
 
+ChunkInputs = tuple[Chunk, tuple[Any, ...]]  # and what functions of its rows take
+
+
 def by_row(
     density: LogDensity, data: InMemory, group: int | None = None, rows: Array | None = None
-) -> Iterator[tuple[Chunk, tuple[Any, ...]]]:
+) -> Iterator[ChunkInputs]:
     """Yield chunks of rows, and what functions of rows take of each besides a position.
 
     Parameters
@@ -84,18 +89,23 @@ class Passes:
         subset : tuple of arrays, optional
             Numbers of rows at hand, for each group.
         """
+
+        def of_chunk(chunk: Chunk) -> tuple[Chunk, float, Array]:
+            logp, gradient = self._of_chunk(position, chunk, chunk.weight)
+            return chunk, float(logp), gradient
+
         logp = 0.0
+        weight = 1.0
         sums = [np.zeros(position.shape)]
         sizes = [0]
-        for window, group, rows, weight, arrays in self.data.chunks(subset):
-            if window == len(sums):
+        for chunk, of_rows, gradient in self._in_order(of_chunk, self.data.chunks(subset)):
+            if chunk.window == len(sums):
                 sums.append(np.zeros(position.shape))
                 sizes.append(0)
-            minibatch = self.data.part(group, rows)._replace(arrays=arrays)
-            part = self._weighted(position, 0.0, minibatch, (group, weight))
-            logp = logp + float(part[0])
-            sums[-1] = sums[-1] + part[1]
-            sizes[-1] += rows.size
+            logp = logp + of_rows
+            sums[-1] = sums[-1] + gradient
+            sizes[-1] += chunk.rows.size
+            weight = chunk.weight
         if len(sums) > 1 and not self.order_is_checked:
             self.order_is_checked = True
             self._check_order(position, np.array(sums) / weight, np.array(sizes))
@@ -103,13 +113,25 @@ class Passes:
 
     def weighted_gradient(self, position: Array, group: int, weights: Array) -> Array:
         """Σ wᵢ ∇ℓᵢ over all rows of a group, with a weight for each."""
+
+        def of_chunk(chunk: Chunk) -> Array:
+            return self._of_chunk(position, chunk, weights[chunk.rows])[1]
+
         total = np.zeros(position.shape)
-        for chunk in self.data.chunks():
-            if chunk.group == group:
-                minibatch = self.data.part(group, chunk.rows)._replace(arrays=chunk.arrays)
-                counted = group, weights[chunk.rows]
-                total += self._weighted(position, 0.0, minibatch, counted)[1]
+        chunks = (chunk for chunk in self.data.chunks() if chunk.group == group)
+        for gradient in self._in_order(of_chunk, chunks):
+            total += gradient
         return total
+
+    def _in_order(self, function: Callable[[Any], Any], chunks: Iterable[Any]) -> Iterator[Any]:
+        return in_order(function, chunks, self.data.threads)
+
+    def _of_chunk(
+        self, position: Array, chunk: Chunk, weight: float | Array
+    ) -> tuple[Array, Array]:
+        """Log-likelihood and gradient of a chunk's rows, each with a weight."""
+        minibatch = self.data.part(chunk.group, chunk.rows)._replace(arrays=chunk.arrays)
+        return self._weighted(position, 0.0, minibatch, (chunk.group, weight))
 
     def log_density(
         self, position: Array, subset: Sequence[Array] | None = None
@@ -131,21 +153,29 @@ class Passes:
         ``points`` are a middle and pairs of ends on either side of it; of each pair the second
         difference of the log-likelihood is taken, and of these the root mean square.
         """
-        out = [np.zeros(n_rows, dtype=np.float32) for n_rows in self.data.n_rows]
-        for chunk, inputs in by_row(self.density, self.data):
-            k = chunk.group
-            middle, *ends = [row_function(x, *inputs)[k][:, 0] for x in points]
+
+        def of_chunk(part: ChunkInputs) -> tuple[Chunk, Array]:
+            chunk, inputs = part
+            middle, *ends = [row_function(x, *inputs)[chunk.group][:, 0] for x in points]
             differences = [a + b - 2 * middle for a, b in zip(ends[::2], ends[1::2], strict=True)]
             squares = np.mean(np.square(differences), axis=0)
-            out[k][chunk.rows] = np.nan_to_num(np.sqrt(squares), posinf=0.0)
+            return chunk, np.nan_to_num(np.sqrt(squares), posinf=0.0)
+
+        out = [np.zeros(n_rows, dtype=np.float32) for n_rows in self.data.n_rows]
+        for chunk, leverages in self._in_order(of_chunk, by_row(self.density, self.data)):
+            out[chunk.group][chunk.rows] = leverages
         return out
 
     def tables(self, row_function: RowFunction, position: Array) -> list[Array]:
         """Return what ``row_function`` says of each row but its log-likelihood, by group."""
+
+        def of_chunk(part: ChunkInputs) -> tuple[Chunk, Array]:
+            chunk, inputs = part
+            return chunk, row_function(position, *inputs)[chunk.group][:, 1:]
+
         out: list[Any] = [None] * len(self.data.n_rows)
-        for chunk, inputs in by_row(self.density, self.data):
+        for chunk, part in self._in_order(of_chunk, by_row(self.density, self.data)):
             k = chunk.group
-            part = row_function(position, *inputs)[k][:, 1:]
             if out[k] is None:
                 out[k] = np.empty((self.data.n_rows[k], part.shape[1]), dtype=part.dtype)
             out[k][chunk.rows] = part

@@ -12,11 +12,13 @@ from pymc.pytensorf import compile
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
-from pymc_sghmc.gradients.passes import by_row
+from pymc_sghmc.gradients.passes import ChunkInputs, by_row
 from pymc_sghmc.hierarchy.clustered_rows import refused
 from pymc_sghmc.hierarchy.sites import Sites
+from pymc_sghmc.loops.numpy_mode import ThreadSafe
 from pymc_sghmc.models.independence import STABLE
 from pymc_sghmc.protocols import Array
+from pymc_sghmc.threads import in_order
 
 if TYPE_CHECKING:
     from pymc_sghmc.hierarchy.marginal import Marginal
@@ -99,7 +101,8 @@ class ClusterModes:
         graph = marginal.graph
         inputs, outputs = graph.of_coefficients(density, marginal.likelihood, graph.derivatives)
         # of many nodes and for few calls, it takes longer to compile than to run
-        self._derivatives = compile(inputs, outputs, mode=STABLE, on_unused_input="ignore")
+        derivatives = compile(inputs, outputs, mode=STABLE, on_unused_input="ignore")
+        self._derivatives = ThreadSafe(derivatives)
 
     @np.errstate(all="ignore")
     def sites(
@@ -129,15 +132,29 @@ class ClusterModes:
         is_smooth = False
         is_straight = True
         everything = np.arange(marginal.n_clusters)
-        for chunk, inputs in by_row(density, gradient.data, marginal.likelihood, everything):
+
+        @np.errstate(all="ignore")
+        def of_chunk(part: ChunkInputs) -> tuple[Array, Modes, Array | None, tuple[bool, bool]]:
+            chunk, inputs = part
             found = self.search(density, position, np.zeros((chunk.rows.size, k)), inputs)
-            modes[chunk.rows] = found.mode
-            table[chunk.rows] = found.table(follows)
-            if not is_smooth:
-                is_smooth, bends = self._curvature_near(density, position, found, inputs)
-                is_straight = is_straight and not bends
+            shape = (
+                (True, False)
+                if is_smooth
+                else self._curvature_near(density, position, found, inputs)
+            )
+            moves = None
             if metric is not None:
-                slopes[chunk.rows] = self._slopes(density, position, metric, found, inputs)
+                moves = self._slopes(density, position, metric, found, inputs)
+            return chunk.rows, found, moves, shape
+
+        chunks = by_row(density, gradient.data, marginal.likelihood, everything)
+        for rows, found, moves, (has_curvature, bends) in in_order(of_chunk, chunks):
+            modes[rows] = found.mode
+            table[rows] = found.table(follows)
+            is_smooth = is_smooth or has_curvature
+            is_straight = is_straight and not bends
+            if moves is not None:
+                slopes[rows] = moves
         if not is_smooth and not is_straight:
             raise refused(marginal.first_effect, KINKS)
         return Sites(
@@ -156,10 +173,16 @@ class ClusterModes:
         table = np.zeros_like(sites.table)
         everything = np.arange(marginal.n_clusters)
         shift = (position - sites.reference).astype(float)
-        chunks = by_row(gradient.density, gradient.data, marginal.likelihood, everything)
-        for chunk, inputs in chunks:
+
+        @np.errstate(all="ignore")
+        def of_chunk(part: ChunkInputs) -> tuple[Array, Array]:
+            chunk, inputs = part
             found = self.search(gradient.density, position, sites.modes[chunk.rows], inputs)
-            table[chunk.rows] = found.table(marginal.follows)
+            return chunk.rows, found.table(marginal.follows)
+
+        chunks = by_row(gradient.density, gradient.data, marginal.likelihood, everything)
+        for rows, of_rows in in_order(of_chunk, chunks):
+            table[rows] = of_rows
         slopes = sites.slopes.reshape(len(table), marginal.k, position.size)
         table[:, : marginal.k] -= slopes @ shift  # which is added where nodes are placed
         return Sites(_finite(table), sites.slopes, sites.reference, sites.modes)

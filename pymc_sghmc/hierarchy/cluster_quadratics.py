@@ -15,9 +15,10 @@ from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.expansion import Expansion
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
-from pymc_sghmc.gradients.passes import by_row
+from pymc_sghmc.gradients.passes import ChunkInputs, by_row
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.orders import ByLeverage
+from pymc_sghmc.threads import in_order
 
 __all__ = ["ClusterQuadratics", "cluster_quadratics"]
 
@@ -25,7 +26,7 @@ MOST_UNKNOWNS = 20  # that functions are quadratic in
 MOST_BYTES = 2**31  # of their coefficients
 WIDE = 1.2  # sds: of points that functions are fitted at, and of more that leverages count
 FAR = 3.0
-N_FAR = 8
+N_FAR = 4
 STEP = 1e-3  # sds, of differences
 SOME = 4000  # units by which noise is measured
 
@@ -93,18 +94,21 @@ class ClusterQuadratics(AroundExpansion):
         tables = np.empty((self.data.n_rows[0], n), dtype=dtype)
         leverages = np.zeros(self.data.n_rows[0])
         back = _to_theta(metric, d)
-        for chunk, inputs in by_row(self.density, self.data):
-            units = chunk.rows
+
+        def of_chunk(part: ChunkInputs) -> tuple[Array, Array, Array]:
+            chunk, inputs = part
             values = np.array([self.by_unit(x, *inputs)[0][:, 0] for x in points], dtype=float)
             base = values[0]
             here = np.nan_to_num(values[: len(phi)] - base, posinf=0.0, neginf=0.0)
             coefficients = fit @ here
             left = values - base - _monomials(everywhere) @ coefficients
-            leverages[units] = np.sqrt(
-                np.mean(np.square(np.nan_to_num(left, posinf=0.0, neginf=0.0)), axis=0)
-            )
+            left = np.nan_to_num(left, posinf=0.0, neginf=0.0)
             coefficients[0] += base
-            tables[units] = (back @ coefficients).T
+            return chunk.rows, np.sqrt(np.mean(np.square(left), axis=0)), (back @ coefficients).T
+
+        for units, of_units, table in in_order(of_chunk, by_row(self.density, self.data)):
+            leverages[units] = of_units
+            tables[units] = table
         total = tables.sum(axis=0, dtype=float)
         if not np.isfinite(total).all():
             raise NonFinite(centre.astype(dtype), total[1 : 1 + d], total[0])

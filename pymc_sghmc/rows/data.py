@@ -83,6 +83,7 @@ class InMemory:
 
     files: Sequence[MappedFile] = ()
     rows_of_each = 1.0  # what is drawn: rows, or units of so many on average
+    threads: int | None = None  # that work on chunks of a pass; None: as many as there are
 
     def __init__(
         self,

@@ -47,6 +47,7 @@ class Streamed(InMemory):
     _window: tuple[tuple[int, int], tuple[Array, ...], Array] | None
     _ahead: ReadAhead | None
     fixed = ()  # a loader's order may be another each time
+    threads = 1  # with more, a pass would hold more windows than two
 
     def __init__(
         self, source: Source, groups: list[Group], pilot: Sequence[Array], dtype: DTypeLike

@@ -40,6 +40,7 @@ SLOW = 0.01  # of the largest curvature, for the smallest where nobody has measu
 MAX_DENSE = 1000  # above, d² numbers cost more than the gradient of a usual minibatch
 SUBSET_ROWS = 50_000  # that the optimiser works on first, and that curvatures are taken from
 ROWS_PER_EFFECT = 50  # of these, on average, as well
+FEWEST_CLUSTERS = 2000  # of rows whose effects are integrated out, if there are as many
 FISHER_ROWS = 30_000  # at most, for the Fisher information: groups with few rows must come up
 PRODUCT_STEP = 1e-3  # of differences of gradients along one direction, in standard deviations
 N_SIGNS = 10  # random signs for the diagonal of a Hessian
@@ -67,6 +68,8 @@ class CountedPasses:
             n_rows = max(SUBSET_ROWS, ROWS_PER_EFFECT * d)
         else:  # of the many parameters of a neural network a mode is no great help: be brief
             n_rows = SUBSET_ROWS if d <= MAX_DENSE else SUBSET_ROWS // 5
+        if data.rows_of_each > 1:  # clusters, which cost as much as all of their rows
+            n_rows = max(FEWEST_CLUSTERS, round(n_rows / data.rows_of_each))
         rng = np.random.default_rng(0)
         self.subset: Rows = None
         at_hand = data.n_at_hand

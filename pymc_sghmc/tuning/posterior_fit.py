@@ -33,6 +33,7 @@ FEW_ROUNDS = 3  # where a variational fit with effects failed: the mode seldom s
 WIDEN = 100  # the most by which a new look at the curvature may widen a scale
 STEEP = 1.0  # slope of log p over one posterior sd that no mode has
 WALL = 5.0  # times the fall that its slope promised: what energy counts for where it is infinite
+MOST_STEPS = 4  # of Newton's method on all rows
 NEAR = 0.1  # distance of a good mean from the mode, in posterior standard deviations
 
 
@@ -110,13 +111,15 @@ class _DenseSearch:
                 if self.variational is not None and self.variational.is_mode:
                     return self.variational
         if self.optimise and counted.subset is not None:
-            x = _climb(counted, x, Dense(factor), None, maxiter=20).end
+            x = _at_mode_of_all(counted, x, Dense(factor))
         factor = lower(factor)
         # The gradient is zero at a mode and not on the way down a funnel, where no mode is.
         slope = 0.0
         if counted.subset is None:
             slope = np.abs(factor.T @ counted(x, counted.subset)[1]).max()
-        is_mode = not self.optimise or (is_mode and slope < STEEP and _fits(counted, x, factor))
+        if is_mode and counted.subset is not None:  # elsewhere than where the search ended
+            is_mode = _fits(counted, x, factor)
+        is_mode = not self.optimise or (is_mode and slope < STEEP)
         if self.variational is not None and not is_mode:
             # its mean is in the bulk, and not on the way to nowhere
             return replace(self.variational, is_mode=False, passes=counted.passes)
@@ -168,6 +171,25 @@ def _variational(counted: CountedPasses, start: Array, dense: bool) -> GaussianF
     if dense:
         return variational_fit(counted, start, near)
     return low_rank_fit(counted, start, list(density.group_coefficients.values()), near)
+
+
+def _at_mode_of_all(counted: CountedPasses, x: Array, metric: Metric) -> Array:
+    """Go from the mode of a subset to that of all rows.
+
+    Newton's steps with the subset's curvature, each of which leaves a share of the way that is as
+    small as the two curvatures differ. Where they don't lead there, L-BFGS does.
+    """
+    level, grad = counted(x, None)
+    there = x
+    for _ in range(MOST_STEPS):
+        step = metric.pull_back(grad)
+        if not np.abs(step).max() >= NEAR / 2:
+            return there
+        there = there + metric.to_theta(step)
+        before, (level, grad) = level, counted(there, None)
+        if not (level >= before and np.isfinite(grad).all()):
+            break
+    return _climb(counted, x, metric, None, maxiter=20).end
 
 
 class _Climb(NamedTuple):

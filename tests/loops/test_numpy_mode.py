@@ -10,6 +10,7 @@ import pytest
 from pymc.pytensorf import compile as compile_plainly
 from pytensor import config
 from pytensor.compile.mode import Mode, get_mode
+from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.replace import vectorize_graph
 from pytensor.link.vm import VMLinker
 from targets import gradient_of
@@ -90,6 +91,22 @@ def test_taking_the_same_entries_of_each_array():
     assert "Blockwise" not in kinds
     values = np.random.default_rng(1).standard_normal((50, 2, 3))
     np.testing.assert_array_equal(function(values), values[:, i, j])
+
+
+def test_graphs_of_operations_are_taken_apart():
+    """Copies of a function for several threads would share what these are compiled to."""
+    x = pt.matrix("x", dtype="float64")
+    total = pt.logsumexp(x, axis=1).sum() + pt.special.log_softmax(x, axis=1)[:, 0].sum()
+    function = compile_for_many_rows([x], [total, pt.grad(total, x)], {})
+    assert is_in_numpy(function)
+    nodes = function.maker.fgraph.apply_nodes
+    assert not any(isinstance(node.op, HasInnerGraph) for node in nodes)
+    values = np.random.default_rng(1).standard_normal((6, 3))
+    level = np.log(np.exp(values).sum(axis=1))
+    share = np.exp(values - level[:, None])
+    found, slope = function(values)
+    np.testing.assert_allclose(found, (level + values[:, 0] - level).sum(), rtol=1e-12)
+    np.testing.assert_allclose(slope, share + np.eye(3)[0] - share, atol=1e-12)
 
 
 def test_a_mode_that_somebody_chose_is_kept():
