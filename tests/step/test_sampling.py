@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import traceback
 import warnings
 
 import arviz as az
@@ -18,6 +19,7 @@ from conftest import ROOT
 from modes import FAST, QUIET
 from pymc.exceptions import SamplingError
 from pymc.sampling.parallel import ParallelSamplingError
+from pytensor.compile import FunctionMaker
 from stationary import sghmc_map, stationary_covariance
 from table import LINEAR, SAMPLERS, PaperSGHMC, PaperSGLD
 from targets import GaussianMean, linear_regression
@@ -513,3 +515,37 @@ def test_zarr_trace_holds_the_same_draws_and_the_states(tmp_path):
             step.sampling_state = trace._sampling_state.sampling_state[0]
             assert step.chain.n_kept == 6
             assert step.chain.state.momentum.shape == (3,)
+
+
+def test_new_data_in_the_same_step_compile_nothing(monkeypatch):
+    """Next month's rows, more of them: the step fits anew, with the functions that it has."""
+    compiled = []
+    made = FunctionMaker.create
+
+    def create(self, *args, **kwargs):
+        callers = traceback.extract_stack()
+        is_copy = any(caller.name == "_copied" for caller in callers)  # for another thread
+        if not is_copy and any("pymc_sghmc" in caller.filename for caller in callers):
+            compiled.append(self)
+        return made(self, *args, **kwargs)
+
+    monkeypatch.setattr(FunctionMaker, "create", create)
+
+    def rows(n, mean):
+        return np.random.default_rng(n).normal(mean, 1.0, n)
+
+    with pm.Model():
+        mu = pm.Normal("mu", 0, 10)
+        pm.Normal("y", mu, 1.0, observed=pm.Data("data", rows(5_000, 1.0)))
+        step = SGHMC(batch_size=50)
+        assert compiled  # which this counts
+        pm.sample(100, tune=100, chains=1, step=step, random_seed=1, **QUIET)
+        compiled.clear()
+        later = rows(8_000, 3.0)
+        pm.set_data({"data": later})
+        idata = pm.sample(1000, tune=100, chains=1, step=step, random_seed=2, **QUIET)
+    assert not compiled
+    draws = idata.posterior["mu"].to_numpy().ravel()
+    sd = 1 / np.sqrt(later.size)
+    # 1,000 draws, of which fewer than 250 are never worth as many: four errors of the mean
+    assert abs(draws.mean() - later.mean()) < 4 * sd / np.sqrt(250)
