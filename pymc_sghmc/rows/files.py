@@ -16,6 +16,7 @@ from pymc_sghmc.memory import memory_map_of
 __all__ = [
     "DataFileError",
     "MappedFile",
+    "check_file",
     "check_files",
     "mapped_file",
     "whole_files",
@@ -50,6 +51,16 @@ def mapped_file(array: Any) -> MappedFile | None:
         return None
     needed = memory_map.offset + memory_map.nbytes
     return MappedFile(name=os.fspath(memory_map.filename), needed=needed)
+
+
+def check_file(name: str, array: Any) -> None:
+    """Refuse an `np.memmap` whose file has become shorter than it."""
+    file = mapped_file(array)
+    if file is not None and file.is_cut_short:
+        raise ValueError(
+            f"data=: the file {file.name} of {name!r} has {os.path.getsize(file.name)} bytes, "
+            f"fewer than the {file.needed} of its rows: it was cut short."
+        )
 
 
 def check_files(files: Iterable[MappedFile]) -> None:

@@ -1,6 +1,6 @@
 """Data that come from elsewhere than the model: arrays and loaders, checked against its containers.
 
-Knows models and rows, no gradients and no chains.
+Knows containers and rows, no gradients and no chains.
 """
 
 import os
@@ -11,53 +11,59 @@ from typing import Any
 
 import numpy as np
 
-from pymc.model import Model
-
-from pymc_sghmc.exceptions import ChainError
-from pymc_sghmc.models.graphs import array_of
 from pymc_sghmc.protocols import Array
-from pymc_sghmc.rows.files import mapped_file
+from pymc_sghmc.rows.containers import (
+    Container,
+    StreamError,
+    column_names,
+    columns_of_frame,
+)
+from pymc_sghmc.rows.files import check_file
 from pymc_sghmc.rows.reading import Reader
+from pymc_sghmc.rows.values import array_for, first_changed
 
-__all__ = ["Source", "StreamError", "check_file", "given_arrays"]
+__all__ = ["Source", "given_arrays"]
 
 PILOT_ROWS = 50_000  # at hand for what needs some rows only, at most
 PILOT_BYTES = 2**27
 
 
-class StreamError(ChainError, ValueError):
-    """A loader doesn't keep its word."""
+def given_arrays(
+    containers: Mapping[str, Container], values: Mapping[str, Any]
+) -> dict[str, Array]:
+    """Return arrays of numbers that take the place of what data containers hold.
 
+    Arrays are taken as they are, without a copy; frames and lists are copied into arrays.
 
-def given_arrays(model: Model, arrays: Mapping[str, Any]) -> dict[str, Array]:
-    """Check the arrays that take the place of what data containers hold; no copy is made.
-
-    Returns
-    -------
-    dict of {str: np.ndarray}
+    Parameters
+    ----------
+    containers : dict of {str: Container}
+        Those of the model.
+    values : dict
+        By their names.
     """
-    if not arrays:
+    if not values:
         raise ValueError("data={}: give the rows of at least one container of the model.")
-    checked = {}
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray) and not hasattr(array, "__array_interface__"):
-            raise ValueError(
-                f"data=: {name!r} is a {type(array).__name__}, which would have to be copied into "
-                "memory. Pass a NumPy array or an np.memmap; for Zarr and HDF5 pass "
-                "data=pymc_sghmc.loaders.ArrayLoader({...}), which reads blocks of rows."
+    arrays = {}
+    for name, value in values.items():
+        container = _container(containers, name)
+        check_file(name, value)
+        if isinstance(value, np.memmap) and not _is_native(value.dtype):
+            raise StreamError(
+                f"data=: {name!r} has dtype {value.dtype.str}, which would have to be converted in "
+                "memory. Write the file with a dtype of this machine's, such as float32, or pass "
+                "pymc_sghmc.loaders.ArrayLoader({...}), which converts blocks of rows"
             )
-        check_file(name, array)
-        array = np.asarray(array)
-        problem = _misfit(_container(model, name), array)
-        if not array.dtype.isnative:
-            problem = f"has dtype {array.dtype.str}, not this machine's byte order. Convert it."
-        if problem:
-            raise ValueError(f"data=: {name!r} {problem}")
-        checked[name] = array
-    _same_lengths(checked, arrays, "data=")
-    if len(next(iter(checked.values()))) == 0:
+        arrays[name] = array_for(container, value)
+    _same_lengths(arrays, values, "data=")
+    if len(next(iter(arrays.values()))) == 0:
         raise ValueError("data=: the arrays have no rows.")
-    return checked
+    return arrays
+
+
+def _is_native(dtype: np.dtype) -> bool:
+    """Whether compiled functions take arrays of this type."""
+    return dtype.isnative and (dtype.kind != "f" or dtype.itemsize in (4, 8))
 
 
 class Source:
@@ -67,34 +73,36 @@ class Source:
     ----------
     loader : iterable
         See `pymc_sghmc.loaders`.
-    model : pm.Model
+    containers : dict of {str: Container}
+        Those of the model.
     """
 
-    def __init__(self, loader: Any, model: Model) -> None:
+    def __init__(self, loader: Any, containers: Mapping[str, Container]) -> None:
         self.loader = loader
-        if isinstance(loader, Iterator) or not (
-            hasattr(loader, "__iter__") or hasattr(loader, "blocks")
-        ):
+        if isinstance(loader, Iterator):
             raise ValueError(
                 f"data={loader!r}: one pass over the data isn't enough, and an iterator or a "
                 "generator gives no second one. Pass an object whose __iter__ begins a new pass "
                 "and whose len is the number of rows; ready-made ones are in pymc_sghmc.loaders."
             )
+        if not (hasattr(loader, "__iter__") or hasattr(loader, "blocks")):
+            raise ValueError(
+                f"data= is of type {type(loader).__name__}, which has no rows to read. Pass arrays "
+                "or columns in a dict, a data frame, the path of Parquet files, or a loader. "
+                "Collect a lazy frame by collect(), and read a torch Dataset by a DataLoader."
+            )
         self.n_rows = _n_rows(loader)
         # Loaders of batches leave an incomplete last one out, unless they say that they don't.
         size = getattr(loader, "batch_size", None) if getattr(loader, "drop_last", True) else None
         self.dropped = self.n_rows % size if isinstance(size, int) and size > 0 else 0
-        self.containers = {variable.name: variable for variable in model.data_vars}
-        self.names = list(self.containers)
+        self.containers = containers
+        self.is_checked = False  # whether all values were looked at, in one pass
         self.first: dict[str, Array] = None  # type: ignore[assignment]
         blocks = self.blocks(np.random.default_rng(0))
         block = next(blocks)
         blocks.close()
         self.block_rows = len(next(iter(block.values())))
-        self.first = {
-            name: array[:1].astype(array.dtype.newbyteorder("=")) for name, array in block.items()
-        }
-        self.containers = dict.fromkeys(self.containers)  # only their names count from here
+        self.first = {name: array[:1].copy() for name, array in block.items()}
         self.names = list(self.first)
 
     @property
@@ -137,7 +145,9 @@ class Source:
                 "begin a new pass; one that goes through a generator is at its end after the "
                 "first"
             )
-        if seen < self.rows_per_pass:
+        if seen >= self.rows_per_pass:
+            self.is_checked = True
+        else:
             raise StreamError(
                 f"data=: a pass over the loader yields {seen} rows, but its length is "
                 f"{self.n_rows}, by which the likelihood is weighted. Is a file cut short, or does "
@@ -145,77 +155,56 @@ class Source:
             )
 
     def _checked(self, block: Any) -> dict[str, Array]:
-        if isinstance(block, np.ndarray) and len(self.names) == 1:
-            block = {self.names[0]: block}
-        if not isinstance(block, Mapping):
+        values = self._by_name(block)
+        if self.first is not None and values.keys() != self.first.keys():
             raise StreamError(
-                f"data=: the loader yields {type(block).__name__}, not dicts of arrays by the "
-                f"names of the model's containers {_listing(self.containers)}. A bare array will "
-                "do where there is one container"
+                f"data=: a block holds {_listing(values)}, the first one held "
+                f"{_listing(self.first)}. All need the same names"
             )
-        if self.first is None:
-            arrays = {name: np.asarray(array) for name, array in block.items()}
-            for name, array in arrays.items():
-                problem = _misfit(_container(self.containers, name), array)
-                if problem:
-                    raise StreamError(f"data=: in a block {name!r} {problem.rstrip('.')}")
-        else:
-            if block.keys() != self.first.keys():
-                raise StreamError(
-                    f"data=: a block holds {_listing(block)}, the first one held "
-                    f"{_listing(self.first)}. All need the same names"
-                )
-            arrays = {name: np.asarray(block[name]) for name in self.first}
-            for name, array in arrays.items():
-                first = self.first[name]
-                if array.shape[1:] != first.shape[1:] or array.ndim != first.ndim:
-                    raise StreamError(
-                        f"data=: in a block {name!r} has shape {array.shape}; from the first block "
-                        f"its rows have shape {first.shape[1:]}"
-                    )
-                if not np.can_cast(array.dtype, first.dtype, "same_kind"):
-                    raise StreamError(
-                        f"data=: in a block {name!r} has dtype {array.dtype}, which isn't of the "
-                        f"kind of the first block's {first.dtype}"
-                    )
+        arrays = {name: self._array(name, values[name]) for name in self.first or values}
         _same_lengths(arrays, {}, "data=: in a block")
         return arrays
 
-
-def check_file(name: str, array: Array) -> None:
-    """Refuse an `np.memmap` whose file has become shorter than it."""
-    file = mapped_file(array)
-    if file is not None and file.is_cut_short:
-        raise ValueError(
-            f"data=: the file {file.name} of {name!r} has {os.path.getsize(file.name)} bytes, "
-            f"fewer than the {file.needed} of its rows: it was cut short."
+    def _by_name(self, block: Any) -> Mapping[str, Any]:
+        """Return the values of a block by the names of containers."""
+        rows = [name for name, container in self.containers.items() if container.shape]
+        if column_names(block) is not None:
+            return columns_of_frame(block, self.containers)
+        if isinstance(block, Mapping):
+            return block
+        if isinstance(block, list | tuple) and len(block) == len(rows):
+            return dict(zip(rows, block, strict=True))
+        if hasattr(block, "__array__") and len(rows) == 1:
+            return {rows[0]: block}
+        raise StreamError(
+            f"data=: the loader yields {_kind(block)}. Blocks must be dicts by the names of the "
+            f"model's containers, {_listing(rows)}, or lists or tuples of arrays in this order. A "
+            "bare array will do where there is one container"
         )
 
+    def _array(self, name: str, value: Any) -> Array:
+        """Return the numbers of a block for one container, in a type that the first block has."""
+        container = _container(self.containers, name)
+        array = array_for(container, value, "data=: in a block", not self.is_checked)
+        if self.first is None or array.dtype == self.first[name].dtype:
+            return array
+        dtype = self.first[name].dtype
+        changed = first_changed(array, dtype)
+        if changed is not None:
+            raise StreamError(
+                f"data=: in a block {name!r} has the value {changed}, and the first block has "
+                f"dtype {dtype}, which can't hold it. Let all blocks have the same dtype"
+            )
+        return array.astype(dtype)
 
-def _container(model: Model | dict[str, Any], name: str) -> Any:
-    containers = model if isinstance(model, dict) else {v.name: v for v in model.data_vars}
+
+def _container(containers: Mapping[str, Container], name: str) -> Container:
     if name not in containers:
         raise StreamError(
             f"data=: the model has no container {name!r}, only {_listing(containers) or 'none'}. "
             "Build it with a few of the rows in pm.Data of that name"
         )
     return containers[name]
-
-
-def _misfit(container: Any, array: Array) -> str | None:
-    """Say what keeps an array from taking the place of what a container holds."""
-    held = array_of(container)
-    if array.ndim != held.ndim or array.shape[1:] != held.shape[1:]:
-        return (
-            f"has shape {array.shape}, but rows of shape {held.shape[1:]} in the model. Build the "
-            "model with a few of these rows."
-        )
-    if not np.can_cast(array.dtype, container.dtype, "same_kind") or array.dtype.kind not in "biuf":
-        return (
-            f"has dtype {array.dtype}, which isn't of the kind of {container.dtype} in the model. "
-            "Build the model with a few of these rows."
-        )
-    return None
 
 
 def _same_lengths(arrays: Mapping[str, Array], originals: Mapping[str, Any], where: str) -> None:
@@ -233,20 +222,38 @@ def _filename(array: Any) -> str:
 
 
 def _n_rows(loader: Any) -> int:
+    """Return the number of rows: of torch's loaders len is that of batches."""
     n_rows = getattr(loader, "total_size", None)
     if n_rows is None:
-        try:
-            n_rows = len(loader)
-        except TypeError:
-            raise ValueError(
-                f"data={loader!r}: doesn't tell the number of rows, by which the likelihood is "
-                "weighted. Give the loader a __len__ or a total_size that is the number of rows."
-            ) from None
+        n_rows = getattr(loader, "n_rows", None)
+    if n_rows is None:
+        n_rows = _length(getattr(loader, "dataset", None))
+    if n_rows is None:
+        n_rows = _length(loader)
+    if n_rows is None:
+        raise ValueError(
+            f"data={loader!r}: doesn't tell the number of rows, by which the likelihood is "
+            "weighted. Give the loader a __len__ or a total_size that is the number of rows."
+        )
     if isinstance(n_rows, bool) or not hasattr(n_rows, "__index__") or n_rows < 1:
         raise ValueError(
             f"data={loader!r}: has a length of {n_rows}. It must be the number of rows, at least 1."
         )
     return int(n_rows)
+
+
+def _length(rows: Any) -> int | None:
+    try:
+        return len(rows)
+    except TypeError:
+        return None
+
+
+def _kind(block: Any) -> str:
+    """Name what a loader yields."""
+    if isinstance(block, list | tuple):
+        return f"{type(block).__name__}s of {len(block)}"
+    return type(block).__name__
 
 
 def _listing(names: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ no gradient, no chain.
 import math
 
 from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_type_hints
 
 import numpy as np
@@ -115,11 +116,15 @@ class SharedArguments(TypedDict, total=False):
         independent.
         A dict is for likelihoods with different numbers of rows: its keys are observed variables,
         data containers or dims. ``None`` uses all data at every step.
-    data : dict of {str: array} or loader, optional
-        Data that are too large for the model. Build the model with a few of their rows in
-        ``pm.Data``. A dict has arrays, such as ``np.memmap``, by the names of these containers; no
-        copy is made. A loader is an iterable of blocks of rows, see `pymc_sghmc.loaders`; it is
-        read in passes, without replacement. Default: the model's own data.
+    data : dict, data frame, path or loader, optional
+        Rows that are not in the model. Build the model with about ten of them in ``pm.Data``. A
+        dict has arrays or columns by the names of these containers. NumPy arrays, such as
+        ``np.memmap``, are read in place; all else is copied into arrays, once. Of a data frame
+        (pandas, Polars, Arrow or xarray) and of Parquet files at a path each container takes the
+        column of its name, or those that the coords of its second dim name. Rows are matched by
+        position: as in PyMC, an index is ignored. A loader is an iterable of blocks of rows, see
+        `pymc_sghmc.loaders`; it is read in passes, without replacement, as Parquet, Zarr and HDF5
+        are. Default: the model's own data.
     replace : bool, default True
         Whether rows are drawn with replacement. If ``False``, and with a loader, the noise of the
         gradient depends on that of the step before, so no noise estimate can compensate it.
@@ -190,7 +195,8 @@ class SharedArguments(TypedDict, total=False):
         int | Mapping[str, int] | Literal["auto"] | None, Argument("auto", _batch_size)
     ]
     data: Annotated[
-        Mapping[str, Any] | Iterable[Mapping[str, Any]] | None, Argument(None, is_compared=False)
+        Mapping[str, Any] | PathLike[str] | str | Iterable[Any] | None,
+        Argument(None, is_compared=False),
     ]
     replace: Annotated[bool, Argument(True, true_or_false)]
     learning_rate: Annotated[Literal["auto"] | float | Schedule, Argument("auto", _learning_rate)]

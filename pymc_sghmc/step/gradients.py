@@ -27,6 +27,8 @@ from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.row_model import RowModel, row_model
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.phases import begin_phase
+from pymc_sghmc.rows.containers import containers_of
+from pymc_sghmc.rows.forms import known_form
 from pymc_sghmc.rows.sources import Source, given_arrays
 from pymc_sghmc.step.setup_display import COMPILING
 from pymc_sghmc.step.warn import refuse_single_rows
@@ -63,12 +65,15 @@ def model_by_row(
     source = None
     arrays = None
     n_rows = None
-    if data is not None and not isinstance(data, Mapping):
-        source = Source(data, model)
-        arrays = source.pilot()
-        n_rows = source.n_rows
-    elif data is not None:
-        arrays = given_arrays(model, data)
+    if data is not None:
+        containers = containers_of(model)
+        data = known_form(data, containers)
+        if isinstance(data, Mapping):
+            arrays = given_arrays(containers, data)
+        else:
+            source = Source(data, containers)
+            arrays = source.pilot()
+            n_rows = source.n_rows
     integrated = tuple(effect.rv for effect in rewriting.integrated)
     rows = row_model(model, unknowns, batch_size, point, arrays, n_rows, integrated)
     return rewritten(rows, model, rewriting), source

@@ -1,0 +1,65 @@
+"""The forms that the argument ``data`` may have: each becomes a dict of values, or a loader.
+
+Knows containers of a model and forms of data; draws no rows.
+"""
+
+import os
+
+from collections.abc import Mapping
+from typing import Any
+
+from pymc_sghmc.checks import quoted
+from pymc_sghmc.rows.array_loader import ArrayLoader
+from pymc_sghmc.rows.containers import (
+    Container,
+    column_names,
+    columns_of_containers,
+    columns_of_frame,
+    library_of,
+)
+from pymc_sghmc.rows.parquet_loader import ParquetFiles, ParquetLoader
+
+__all__ = ["known_form"]
+
+READ_IN_BLOCKS = ("zarr", "h5py")  # libraries of arrays that lie in files
+
+
+def known_form(data: Any, containers: Mapping[str, Container]) -> Any:
+    """Return data as a dict of values by the names of containers, or as a loader.
+
+    Parameters
+    ----------
+    data : dict, data frame, array, path or loader
+        As documented by the samplers.
+    containers : dict of {str: Container}
+    """
+    if isinstance(data, str | os.PathLike):
+        files = ParquetFiles.at(data)
+        return ParquetLoader(data, columns_of_containers(containers, files.names))
+    if isinstance(data, list | tuple):
+        raise ValueError(
+            f"data= is of type {type(data).__name__}. Pass a dict of arrays by the names of the "
+            f"model's containers, {quoted(containers)}."
+        )
+    if column_names(data) is not None:
+        return columns_of_frame(data, containers)
+    if library_of(data) == "dask" or hasattr(data, "tocsr") or _is_array(data):
+        if len(containers) != 1:
+            raise ValueError(
+                f"data= is of type {type(data).__name__}, without a name. Pass a dict of arrays by "
+                f"the names of the model's containers, {quoted(containers)}."
+            )
+        data = {next(iter(containers)): data}
+    if isinstance(data, Mapping) and any(map(_lies_in_a_file, data.values())):
+        return ArrayLoader(data)
+    return data
+
+
+def _is_array(data: Any) -> bool:
+    protocols = ("__array__", "__array_interface__", "__dlpack__")
+    return any(hasattr(data, name) for name in protocols) or _lies_in_a_file(data)
+
+
+def _lies_in_a_file(value: Any) -> bool:
+    """Whether a value is an array of Zarr or HDF5."""
+    return library_of(value) in READ_IN_BLOCKS and hasattr(value, "shape")

@@ -1,0 +1,224 @@
+"""A loader of Parquet files. Knows pyarrow, which it imports where it is used, and blocks."""
+
+import os
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import numpy as np
+
+from pymc_sghmc.checks import whole_steps
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.array_loader import Block, number_of_rows
+
+__all__ = ["ParquetFiles", "ParquetLoader"]
+
+PathLike = str | os.PathLike[str]
+
+
+class ParquetLoader:
+    """Loader of Parquet files: reads their row groups, in random order. It needs pyarrow.
+
+    Parameters
+    ----------
+    path : str, path, or list of these
+        A file, a folder of ``*.parquet`` files, or several files. Folders in it that are named
+        ``key=value``, as Hive and Spark write them, are read, too, and ``key`` is a column.
+    columns : dict of {str: str or list of str}
+        Columns by the names of the model's ``pm.Data``: one column for an array of one axis, or a
+        list of columns for an array of two.
+    block_rows : int, default 65536
+        Largest number of rows in a block; larger row groups are cut. The default is 0.5 MB for a
+        column of double precision.
+    buffer_rows : int, optional
+        Number of rows that the step holds in memory and shuffles. Default: 32 MB of rows, or more
+        if blocks are large.
+
+    Raises
+    ------
+    ImportError
+        If pyarrow is not installed.
+    ValueError
+        If there are no such files or columns.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np, pyarrow as pa, pyarrow.parquet as pq
+    >>> from pymc_sghmc.loaders import ParquetLoader
+    >>> table = pa.table({"age": np.arange(10.0), "dose": np.ones(10), "died": np.zeros(10)})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pq.write_table(table, f"{folder}/part.parquet", row_group_size=4)
+    ...     loader = ParquetLoader(folder, {"X": ["age", "dose"], "y": "died"})
+    ...     len(loader), [block["X"].shape for block in loader]
+    (10, [(4, 2), (4, 2), (2, 2)])
+    """
+
+    def __init__(
+        self,
+        path: PathLike | list[PathLike] | tuple[PathLike, ...],
+        columns: Mapping[str, str | Sequence[str]],
+        block_rows: int = 65_536,
+        buffer_rows: int | None = None,
+    ) -> None:
+        if not columns:
+            raise ValueError(
+                'ParquetLoader: columns must name at least one pm.Data, as in {"y": "died"}.'
+            )
+        self.columns = dict(columns)
+        self.block_rows = whole_steps("block_rows", block_rows, "rows")
+        self.buffer_rows = number_of_rows("buffer_rows", buffer_rows)
+        self.files = ParquetFiles.at(path)
+        missing = [name for name in self._column_names() if name not in self.files.names]
+        if missing:
+            raise ValueError(
+                f"ParquetLoader: {self.files.files[0].path} has no column {missing[0]!r}. Choose "
+                f"from {self.files.names}."
+            )
+        self._groups = [
+            (file, group) for file in self.files.files for group in range(file.n_groups)
+        ]
+
+    def _column_names(self) -> list[str]:
+        """Return the names of all columns, each once."""
+        lists = [[c] if isinstance(c, str) else list(c) for c in self.columns.values()]
+        return list(dict.fromkeys(name for names in lists for name in names))
+
+    def __len__(self) -> int:
+        return sum(file.n_rows for file in self.files.files)
+
+    def __iter__(self) -> Iterator[Block]:
+        return self._blocks(self._groups)
+
+    def blocks(self, rng: np.random.Generator) -> Iterator[Block]:
+        """Begin a pass over the data, with row groups in random order."""
+        return self._blocks([self._groups[i] for i in rng.permutation(len(self._groups))])
+
+    def _blocks(self, groups: Iterable[tuple["ParquetFile", int]]) -> Iterator[Block]:
+        for file, group in groups:
+            names = [name for name in self._column_names() if name not in file.keys]
+            with opened(file.path) as reader:
+                batches = reader.iter_batches(
+                    self.block_rows, row_groups=[group], columns=names, use_threads=False
+                )
+                for batch in batches:
+                    arrays = {
+                        name: batch.column(name).to_numpy(zero_copy_only=False) for name in names
+                    }
+                    for name, value in file.keys.items():
+                        arrays[name] = np.full(batch.num_rows, value)
+                    yield self._block(arrays)
+
+    def _block(self, arrays: Mapping[str, Array]) -> Block:
+        """Return the arrays of a block from those of its columns."""
+        block = {}
+        for container, columns in self.columns.items():
+            if isinstance(columns, str):
+                block[container] = arrays[columns]
+            else:
+                block[container] = np.column_stack([arrays[name] for name in columns])
+        return block
+
+
+class ParquetFile(NamedTuple):
+    """One file of Parquet data."""
+
+    path: str
+    n_groups: int  # of rows
+    n_rows: int
+    keys: dict[str, Any]  # columns that its folders name, as in year=2024/month=1
+
+
+class ParquetFiles(NamedTuple):
+    """Files of the same columns."""
+
+    files: list[ParquetFile]
+    names: list[str]  # of the columns that all of them have
+
+    @classmethod
+    def at(cls, path: PathLike | Sequence[PathLike]) -> "ParquetFiles":
+        """Find the files of a folder, or take those that are given."""
+        _parquet()
+        paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+        keys: dict[str, dict[str, str]] = {}
+        for top in [os.fspath(entry) for entry in paths]:
+            if os.path.isdir(top):
+                keys |= _in_folder(top)
+            elif os.path.exists(top):
+                keys[top] = {}
+            else:
+                raise ValueError(f"data=: there is no file or folder {top!r}. Correct the path.")
+        if not keys:
+            raise ValueError(
+                f"ParquetLoader({path!r}): the folder has no *.parquet files. Pass a folder "
+                "that has some, or the files."
+            )
+        values = _typed(keys.values())
+        files = []
+        names: dict[str, None] = {}
+        for i, (file, texts) in enumerate(keys.items()):
+            with opened(file) as reader:
+                metadata, columns = reader.metadata, reader.schema_arrow.names
+            own = {name: values[name][text] for name, text in texts.items()}
+            files.append(ParquetFile(file, metadata.num_row_groups, metadata.num_rows, own))
+            here = dict.fromkeys([*columns, *own])
+            names = here if i == 0 else {name: None for name in names if name in here}
+        return cls(files, list(names))
+
+
+def _in_folder(top: str) -> dict[str, dict[str, str]]:
+    """Find the files in a folder and in folders named key=value in it, and these keys."""
+    found = {}
+    for folder, folders, files in os.walk(top):
+        folders[:] = sorted(name for name in folders if "=" in name)
+        parts = os.path.relpath(folder, top).split(os.sep)
+        pairs = [part.partition("=") for part in parts if "=" in part]
+        keys = {key: unquote(value) for key, _, value in pairs}
+        for name in sorted(files):
+            if name.endswith(".parquet"):
+                found[os.path.join(folder, name)] = keys
+    return found
+
+
+def _typed(keys: Iterable[dict[str, str]]) -> dict[str, dict[str, Any]]:
+    """Return the values of each key by their texts: numbers where all of them are."""
+    texts: dict[str, set[str]] = {}
+    for pairs in keys:
+        for name, text in pairs.items():
+            texts.setdefault(name, set()).add(text)
+    return {name: _numbers(values) for name, values in texts.items()}
+
+
+def _numbers(texts: set[str]) -> dict[str, Any]:
+    for kind in (int, float):
+        try:
+            return {text: kind(text) for text in texts}
+        except ValueError:
+            continue
+    return {text: text for text in texts}
+
+
+@contextmanager
+def opened(path: str) -> Iterator[Any]:
+    """Open a Parquet file, or say what is wrong with it."""
+    parquet = _parquet()
+    try:
+        file = parquet.ParquetFile(path)
+    except ValueError as error:  # pyarrow.ArrowInvalid
+        raise ValueError(
+            f"data=: {path} isn't a file of Parquet data. Read it into a data frame and pass that, "
+            f"or write it by frame.to_parquet(...). ({error})"
+        ) from None
+    with file:
+        yield file
+
+
+def _parquet() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError(
+            "ParquetLoader needs pyarrow. Install it: pip install pyarrow."
+        ) from error
+    return pyarrow.parquet
