@@ -14,7 +14,7 @@ import numpy as np
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory, Minibatch, Minibatches
 
-__all__ = ["ByLeverage", "Order", "Place", "WithReplacement"]
+__all__ = ["ByLeverage", "Order", "Place", "WithReplacement", "type_of_row_numbers"]
 
 Place = tuple[int, int] | None  # of a chain: its seed and how many minibatches it has drawn
 
@@ -84,7 +84,8 @@ class ByLeverage:
             share = np.nan_to_num(leverage, posinf=np.finfo(leverage.dtype).max).astype(float)
             share = share / (share.max(initial=0.0) or 1.0)
             counts = (1 + 3 * share / (share.mean() or 1.0)).astype(np.int32)
-            self.pools.append(np.repeat(np.arange(counts.size, dtype=np.int32), counts))
+            numbers = np.arange(counts.size, dtype=type_of_row_numbers(counts.size))
+            self.pools.append(np.repeat(numbers, counts))
             self.counts.append(counts)
 
     def draw(self, rng: np.random.Generator, place: Place, k: int) -> tuple[Minibatches, Place]:
@@ -120,3 +121,8 @@ class ByLeverage:
         copied = object.__new__(type(self))
         copied.__dict__.update({**self.__dict__, "data": deepcopy(self.data, memo)})
         return copied
+
+
+def type_of_row_numbers(n_rows: int) -> type[np.signedinteger[Any]]:
+    """Return the type that holds the numbers of so many rows: half the memory where it can be."""
+    return np.int32 if n_rows <= 2**31 else np.int64

@@ -12,6 +12,7 @@ from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.metric import Diagonal
 from pymc_sghmc.loaders import ArrayLoader
 from pymc_sghmc.rows import sources, windows
+from pymc_sghmc.rows.orders import type_of_row_numbers
 
 N, D, BATCH = 600, 2, 20
 PILOT, WINDOW = 50, 200  # rows
@@ -197,3 +198,31 @@ def test_values_of_other_unknowns_come_back_when_the_body_raises():
         raise ZeroDivisionError
     assert [np.asarray(value) for value in density.given] == list(before)
     np.testing.assert_allclose(on_rows(gradient, position, numbers)[1], expected(0.5))
+
+
+# --- More rows than 32 bits count
+
+
+def test_row_numbers_beyond_32_bits_have_64():
+    for n_rows in (10, 2**31, 2**31 + 1, 2**40):
+        assert np.iinfo(type_of_row_numbers(n_rows)).max >= n_rows - 1
+    assert type_of_row_numbers(2**31) is np.int32
+
+
+def test_rows_beyond_32_bits_are_drawn_and_read(tmp_path):
+    n_rows = 2**32  # half of them; the file has holes and takes no room
+    with open(tmp_path / "y", "wb") as file:
+        file.truncate(n_rows)
+    y = np.memmap(tmp_path / "y", "u1", "r+", shape=n_rows)
+    y[-1] = 7
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        pm.Normal("likelihood", mu, 1, observed=pm.Data("y", y[:4]))
+    for replace in (True, False):
+        gradient = gradient_of(model, BATCH, data={"y": y}, replace=replace)
+        drawn, _ = gradient.order.draw(np.random.default_rng(0), None, 10)
+        above = (drawn.drawn[0] >= 2**31).mean()  # of 200 rows: a standard error of 0.035
+        assert abs(above - 0.5) < 0.15
+        assert drawn.drawn[0].min() >= 0
+    _, slope = on_rows(gradient, np.array([0.5]), np.array([n_rows - 1]))
+    np.testing.assert_allclose(slope, [n_rows * (7 - 0.5) - 0.5])
