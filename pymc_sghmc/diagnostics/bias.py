@@ -13,9 +13,10 @@ import xarray as xr
 from pymc_sghmc.bambi_draws import pymc_model_and_draws
 from pymc_sghmc.checks import is_whole
 from pymc_sghmc.diagnostics.full_data import (
-    full_data_gradients,
-    jumping_variables,
+    ModelRows,
     posterior_draws,
+    refuse_other_rows,
+    rows_of_step,
     unconstrained_draws,
 )
 from pymc_sghmc.diagnostics.mixing import mixing
@@ -51,9 +52,10 @@ def check_bias(
         What ``pm.sample`` returned, with draws of all parameters. Draws that one
         stochastic-gradient step made count by their ``draw_weight``, and are compared with the
         posterior at its ``temperature``.
-    model : pm.Model or bambi.Model
+    model : pm.Model, bambi.Model, SGHMC, SGLD or SGNHT
         The model that was sampled. ``pm.Minibatch`` is replaced by all of its data. Given Bambi's
-        own model, what Bambi changed in the draws after sampling is undone first.
+        own model, what Bambi changed in the draws after sampling is undone first. After a run with
+        ``data=`` pass the step: the model holds only a few of the rows. A loader is read once.
     n_draws : int, default 400
         Draws to take gradients at, evenly spaced over all chains: **each costs a pass over all
         data**. With more than ``n_draws``/5 parameters ``sd_ratio`` ignores correlations.
@@ -113,7 +115,11 @@ def check_bias(
     Lower learning_rate or target_bias, or raise batch_size.
     ...
     """
-    idata, model = pymc_model_and_draws(idata, model, "check_bias")
+    rows = rows_of_step(model, compile_kwargs)
+    idata, model = pymc_model_and_draws(idata, model if rows is None else rows.model, "check_bias")
+    if rows is None:
+        refuse_other_rows(idata, model)
+        rows = ModelRows(model, compile_kwargs)
     parameters = [model.values_to_rvs[value] for value in model.continuous_value_vars]
     if not parameters:
         raise ValueError("check_bias: the model has no continuous parameters, so no gradient.")
@@ -127,9 +133,7 @@ def check_bias(
     at = np.searchsorted(kept, thinned)  # where the draws with gradients are
 
     draws = unconstrained_draws(model, {name: values[:, kept] for name, values in draws.items()})
-    gradients = full_data_gradients(
-        model, {name: values[:, at] for name, values in draws.items()}, compile_kwargs
-    )
+    gradients = rows.gradients({name: values[:, at] for name, values in draws.items()})
     values = [draws[value.name] for value in model.continuous_value_vars]
     positions = np.concatenate([v.reshape(n_chains, len(kept), -1) for v in values], axis=-1)
     positions = positions.astype(float)  # (chain, draw, d)
@@ -141,7 +145,7 @@ def check_bias(
     weights = _weights(steps, n_chains, n_all)[:, kept] * finite
     positions[~finite] = 0.0
     gradients[~finite[:, at]] = 0.0
-    jumping = jumping_variables(model, draws, compile_kwargs)
+    jumping = rows.jumping_variables(draws)
     table, variables, uses_correlations = _tables(
         positions, weights, at, gradients / target, names, groups, jumping
     )

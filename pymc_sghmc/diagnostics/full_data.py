@@ -1,8 +1,8 @@
 """From the draws of a run to unconstrained positions, and full-data gradients there.
 
-Knows PyMC models and what ``pm.sample`` returned; knows no steps. The gradients are those of the
-model's own log-density. Only a model of ``pm.Minibatch`` has none of all data: its log-density is
-put together from its rows.
+The gradients are those of the model's own log-density. Only a model of ``pm.Minibatch`` has none of
+all data: its log-density is put together from its rows. Knows PyMC models and what ``pm.sample``
+returned; of steps only that they may have other rows than the model.
 """
 
 from collections.abc import Mapping
@@ -18,15 +18,21 @@ from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.checks import quoted
 from pymc_sghmc.models.contract import minibatch_log_density
-from pymc_sghmc.models.graphs import density_variables, minibatch_outputs
+from pymc_sghmc.models.graphs import (
+    array_of,
+    data_leaves,
+    density_variables,
+    minibatch_outputs,
+)
 from pymc_sghmc.models.jumps import conditional_unknowns, jumping_unknowns
 from pymc_sghmc.models.unknowns import Unknowns
 
 __all__ = [
-    "full_data_gradients",
+    "ModelRows",
     "full_data_logp",
-    "jumping_variables",
     "posterior_draws",
+    "refuse_other_rows",
+    "rows_of_step",
     "unconstrained_draws",
 ]
 
@@ -119,44 +125,89 @@ def unconstrained_draws(model: Model, draws: dict[str, np.ndarray]) -> dict[str,
     return {value.name: result for value, result in zip(values, results, strict=True)}
 
 
-def full_data_gradients(
-    model: Model, draws: dict[str, np.ndarray], compile_kwargs: Mapping[str, Any] | None = None
-) -> np.ndarray:
-    """Return ∇log p of all data by the continuous parameters, shape (chain, draw, d)."""
-    logp = rewrite_pregrad(full_data_logp(model))
-    slopes: Any = grad(logp, model.continuous_value_vars)
-    gradient = pt.concatenate([slope.ravel() for slope in slopes])
-    kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
-    function = compile(model.value_vars, gradient, **kwargs)
-    inputs = [draws[value.name] for value in model.value_vars]
-    n_chains, n_draws = inputs[0].shape[:2]
-    with np.errstate(all="ignore"):
-        rows = [
-            function(*(values[at] for values in inputs)) for at in np.ndindex(n_chains, n_draws)
-        ]
-    return np.array(rows, dtype=float).reshape(n_chains, n_draws, -1)
+class ModelRows:
+    """Full-data gradients from the rows that a model holds.
+
+    Parameters
+    ----------
+    model : pm.Model
+    compile_kwargs : dict, optional
+        Keyword arguments of ``pymc.pytensorf.compile``.
+    """
+
+    def __init__(self, model: Model, compile_kwargs: Mapping[str, Any] | None = None) -> None:
+        self.model = model
+        self._compile_kwargs = {"on_unused_input": "ignore", **(compile_kwargs or {})}
+        self._logp = full_data_logp(model)
+
+    def gradients(self, draws: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return ∇log p of all data by the continuous parameters, shape (chain, draw, d)."""
+        model = self.model
+        slopes: Any = grad(rewrite_pregrad(self._logp), model.continuous_value_vars)
+        gradient = pt.concatenate([slope.ravel() for slope in slopes])
+        function = compile(model.value_vars, gradient, **self._compile_kwargs)
+        inputs = [draws[value.name] for value in model.value_vars]
+        n_chains, n_draws = inputs[0].shape[:2]
+        with np.errstate(all="ignore"):
+            rows = [
+                function(*(values[at] for values in inputs)) for at in np.ndindex(n_chains, n_draws)
+            ]
+        return np.array(rows, dtype=float).reshape(n_chains, n_draws, -1)
+
+    def jumping_variables(self, draws: Mapping[str, np.ndarray]) -> list[str]:
+        """Return the names of the variables at which the log-density jumps, near a draw."""
+        model = self.model
+        values = model.continuous_value_vars
+        conditional = conditional_unknowns(self._logp, values)
+        if not conditional:
+            return []
+        function = compile(model.value_vars, self._logp, **self._compile_kwargs)
+        point = {value.name: draws[value.name][-1, -1] for value in model.value_vars}
+        unknowns = Unknowns(values, point)
+        places = {model.values_to_rvs[v].name: unknowns.places[v.name] for v in conditional}
+        return jumping_unknowns(
+            lambda position: function(**unknowns.unravel(position, point)),
+            unknowns.ravel(point),
+            places,
+        )
 
 
-def jumping_variables(
-    model: Model, draws: dict[str, np.ndarray], compile_kwargs: Mapping[str, Any] | None = None
-) -> list[str]:
-    """Return the names of the variables at which the log-density jumps, near a draw."""
-    logp = full_data_logp(model)
-    values = model.continuous_value_vars
-    conditional = conditional_unknowns(logp, values)
-    if not conditional:
-        return []
-    function = compile(
-        model.value_vars, logp, **{"on_unused_input": "ignore", **(compile_kwargs or {})}
-    )
-    point = {value.name: draws[value.name][-1, -1] for value in model.value_vars}
-    unknowns = Unknowns(values, point)
-    places = {model.values_to_rvs[v].name: unknowns.places[v.name] for v in conditional}
-    return jumping_unknowns(
-        lambda position: function(**unknowns.unravel(position, point)),
-        unknowns.ravel(point),
-        places,
-    )
+def rows_of_step(step: Any, compile_kwargs: Mapping[str, Any] | None = None) -> Any:
+    """Return what has the methods of `ModelRows` for all rows of a step; None of what is no step.
+
+    Parameters
+    ----------
+    step : SGHMC, SGLD, SGNHT or something else
+        One that steps for several variables are joined in, too.
+    compile_kwargs : dict, optional
+    """
+    steps = [method for method in getattr(step, "methods", [step]) if hasattr(method, "given_rows")]
+    if not steps:
+        return None
+    given = steps[0].given_rows
+    if given is None:
+        raise ValueError(
+            "check_bias: this step is a copy, without its model. Pass the step that was built in "
+            "this process, or build it again."
+        )
+    return given.full_data(compile_kwargs) or ModelRows(given.model, compile_kwargs)
+
+
+def refuse_other_rows(idata: Any, model: Model) -> None:
+    """Refuse to judge a run by a model that holds another number of rows."""
+    stats = getattr(idata, "sample_stats", {})
+    n_rows = int(stats["data_rows"].max()) if "data_rows" in stats else 0
+    held = {
+        len(array_of(leaf))
+        for variable in model.observed_RVs
+        for leaf in data_leaves(model.rvs_to_values[variable])
+    }
+    if n_rows and n_rows not in held:
+        raise ValueError(
+            f"check_bias: this run was made with {n_rows:,} rows, and the model holds "
+            f"{max(held, default=0):,}. After a run with data= pass the step in place of the "
+            "model, check_bias(idata, step). Else put the rows of the run into it by pm.set_data."
+        )
 
 
 def _wrong_shape(rv: Any, values: np.ndarray) -> ValueError:

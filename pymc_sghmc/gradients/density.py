@@ -85,6 +85,8 @@ class LogDensity:
         Parameters on which conditions in the graph depend, at which the log-density may jump.
     needed_by_likelihood : list of str
         Parameters of other steps on which the likelihood depends.
+    data_rows : int
+        Number of rows of data that aren't the model's own; 0: it holds all rows.
     """
 
     def __init__(self, rows: RowModel, compile_kwargs: Mapping[str, Any] | None = None) -> None:
@@ -92,6 +94,7 @@ class LogDensity:
         self.unknowns = rows.parameters
         self.rewrites = rows.rewrites
         self.sources = list(rows.sources)
+        self.data_rows = rows.data_rows
         self.d = self.unknowns.d
         self.dtype = self.unknowns.dtype
         self.given_types = [(v.name, v.dtype) for v in rows.conditioned_on]

@@ -123,6 +123,33 @@ class Passes:
             total += gradient
         return total
 
+    def gradients_at(self, positions: Sequence[Array], condition: Callable[[int], None]) -> Array:
+        """Gradients of the log-density at several positions, (k, d), from one pass over all rows.
+
+        Parameters
+        ----------
+        positions : list of arrays of shape (d,)
+        condition : callable
+            Called with the number of a position before the density is evaluated there.
+        """
+
+        def of_chunk(chunk: Chunk) -> Array:
+            gradients = []
+            for i, position in enumerate(positions):
+                condition(i)
+                gradients.append(self._of_chunk(position, chunk, chunk.weight)[1])
+            return np.array(gradients, dtype=float)
+
+        total = np.zeros((len(positions), self.density.d))
+        for i, position in enumerate(positions):
+            condition(i)
+            total[i] = self.prior(position)[1]
+        # what other steps sample is held by the density, for one thread at a time
+        threads = 1 if self.density.given_types else self.data.threads
+        for gradients in in_order(of_chunk, self.data.chunks(), threads):
+            total += gradients
+        return total
+
     def _in_order(self, function: Callable[[Any], Any], chunks: Iterable[Any]) -> Iterator[Any]:
         return in_order(function, chunks, self.data.threads)
 

@@ -71,6 +71,8 @@ class RowModel:
         What has changed the model's graphs, see `gradients.rewrite.Rewrite`.
     make_data : callable, optional
         Makes what holds the rows in memory, where it has to be something else than usual.
+    data_rows : int
+        Number of rows of data that aren't the model's own; 0: it holds all rows.
     """
 
     parameters: Unknowns
@@ -84,6 +86,7 @@ class RowModel:
     held: Mapping[TensorVariable, TensorVariable] = field(default_factory=dict)
     rewrites: tuple[Any, ...] = ()
     make_data: Callable[..., Any] | None = None
+    data_rows: int = 0
 
     @property
     def inputs(self) -> tuple[Input, ...]:
@@ -180,6 +183,7 @@ def row_model(
         arrays=tuple(arrays),
         sources=tuple(sources),
         conditioned_on=tuple(v for v in model.value_vars if v not in own),
+        data_rows=max(lengths.values(), default=0),
     )
 
 

@@ -136,6 +136,11 @@ class InMemory:
         """Arrays that are the same whenever a run goes on."""
         return self.arrays
 
+    @property
+    def n_data_rows(self) -> int:
+        """Number of rows of the data, the largest where groups differ; 0 if all are used whole."""
+        return max(map(len, self.arrays), default=0)
+
     def resize(self, rows: int | None) -> None:
         """Let minibatches have so many rows of each group; None: as given.
 

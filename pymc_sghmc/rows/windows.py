@@ -76,6 +76,11 @@ class Streamed(InMemory):
         super().__init__(groups, pilot, dtype, resident=None)  # type: ignore[arg-type]
 
     @property
+    def n_data_rows(self) -> int:
+        """Number of rows of the data, most of which aren't at hand."""
+        return self.source.n_rows
+
+    @property
     def rows_per_window(self) -> int:
         """Number of rows in memory at a time."""
         return self.minibatches_per_window * self.batch_sizes[0]

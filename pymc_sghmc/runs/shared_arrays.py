@@ -147,6 +147,8 @@ class ByHandle:
     """
 
     vars: Sequence[Any]
+    # PyMC keeps a step's arguments and with them the model and a second copy of the data
+    left_behind: tuple[str, ...] = ("_BlockedStep__newargs",)
 
     def __reduce__(self) -> tuple[Any, ...]:
         variables = tuple(self.vars)
@@ -158,8 +160,7 @@ class ByHandle:
         return copied
 
     def _attributes(self) -> dict[str, Any]:
-        # PyMC keeps a step's arguments and with them the model and a second copy of the data.
-        return {k: v for k, v in self.__dict__.items() if k != "_BlockedStep__newargs"}
+        return {k: v for k, v in self.__dict__.items() if k not in self.left_behind}
 
     def after_unpickling(self) -> None:
         """Do what a new process needs."""

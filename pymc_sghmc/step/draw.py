@@ -35,6 +35,7 @@ STATISTICS: dict[str, tuple[Any, list[int] | None]] = {
     "gradient_order": (int, []),
     "inner_steps": (np.int64, []),  # PyMC calls the tree sizes of NUTS n_steps
     "minibatch_logp": (np.float64, []),
+    "data_rows": (np.int64, []),  # by which diagnostics see whether a model has these data
     "cycle": (int, []),
     "diverging": (bool, []),
     "divergences": (int, []),  # the dtype that NUTS gives it: both may be in one model
@@ -100,6 +101,7 @@ class Draw:
             "gradient_order": tuning.order,
             "inner_steps": m,
             "minibatch_logp": self.logp,
+            "data_rows": target.gradient.data.n_data_rows,
             "cycle": self.phase.cycle,
             "diverging": False,
             "divergences": 0,
@@ -118,6 +120,7 @@ class Draw:
             "control_variates": order > 0,
             "gradient_order": order,
             "inner_steps": self.n_steps,
+            "data_rows": step.tuner.gradient.data.n_data_rows,
             "cycle": 0 if self.phase is None else self.phase.cycle,
             "diverging": True,
             "divergences": 1,

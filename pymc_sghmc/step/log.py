@@ -11,7 +11,7 @@ from pymc_sghmc.step.setup_display import SetupDisplay
 from pymc_sghmc.tuning.budget import MANY
 from pymc_sghmc.tuning.tuner import Tuner
 
-__all__ = ["WRONG", "log_setup"]
+__all__ = ["WRONG", "log_rows_elsewhere", "log_setup"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
@@ -65,6 +65,16 @@ def log_setup(
             "the noise of so many isn't known well. Raise batch_size if that matters."
         )
     _log_size_of_effects(sampler, tuner, recovers)
+
+
+def log_rows_elsewhere(sampler: str, n_rows: int) -> None:
+    """Log that functions of other packages don't see the rows of ``data=``, if there are any."""
+    if n_rows:
+        _log.info(
+            f"{sampler}: data= has {n_rows:,} rows. Functions of PyMC and ArviZ that evaluate the "
+            "model, such as log-likelihoods, LOO and predictions, see only the few rows that the "
+            "model holds. check_bias(idata, step) sees all."
+        )
 
 
 def _gradient(tuner: Tuner, tuning: Any) -> str:

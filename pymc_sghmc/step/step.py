@@ -31,13 +31,14 @@ from pymc_sghmc.interrupts import DelayedInterrupt
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.files import DataFileError, whole_files
 from pymc_sghmc.runs.shared_arrays import ByHandle
+from pymc_sghmc.step.all_rows import GivenRows
 from pymc_sghmc.step.arguments import SharedArguments, checked, compared, schedule_of
 from pymc_sghmc.step.chain import Chain, StochasticGradientState
 from pymc_sghmc.step.draw import STATISTICS, Draw, DrawLoop
 from pymc_sghmc.step.explain import explanation, stop_message
 from pymc_sghmc.step.gradients import gradients
 from pymc_sghmc.step.improper import warn_of_improper_posterior
-from pymc_sghmc.step.log import log_setup
+from pymc_sghmc.step.log import log_rows_elsewhere, log_setup
 from pymc_sghmc.step.progress import make_progressbar_update_functions, progressbar_config
 from pymc_sghmc.step.setup_display import COMPILING, shown
 from pymc_sghmc.step.signature import show_shared_arguments
@@ -85,6 +86,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
     statistics = {}
     stats_dtypes_shapes = STATISTICS
     _state_class = StochasticGradientState
+    given_rows = None  # of a step in another process
+    left_behind = (*ByHandle.left_behind, "given_rows")
     arrays = property(lambda self: self.tuner.gradient.data.fixed)  # by which runs know their data
     is_stopped = property(lambda self: self.chain.fault is not None)  # the last draw was none
     _progressbar_config = staticmethod(progressbar_config)
@@ -106,6 +109,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             tuning = self._build(vars, own, friction, noise, given, display)
         if tuning is not None:
             self._tell(tuning, display)
+        log_rows_elsewhere(type(self).__name__, self.tuner.gradient.density.data_rows)
 
     def _build(self, vars, own, friction, noise, given, display):
         """Make gradients, set up, and compile inner steps; return the settings of a set-up."""
@@ -115,6 +119,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         schedule = schedule_of(given["learning_rate"])
         self.settings = compared(given) | own
         self.blocked = given["blocked"]
+        self.given_rows = GivenRows(model, given)
         self.vars = continuous_variables(vars, model, name)
         point = starting_point(model, given["initial_point"])
         effects, left = integrated_effects(model, given, point, self.vars)

@@ -1,0 +1,117 @@
+"""The gradient of a model given all rows that a step reads, those of ``data=`` too.
+
+What a diagnostic needs of a step's data. Knows gradients and rows, no chain.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pymc.model import Model
+
+from pymc_sghmc.checks import starting_point
+from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
+from pymc_sghmc.hierarchy.rewrites import Rewriting
+from pymc_sghmc.models.jumps import jumping_unknowns
+from pymc_sghmc.models.unknowns import Unknowns
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.step.gradients import model_by_row
+
+__all__ = ["AllRows", "GivenRows"]
+
+
+class GivenRows:
+    """The model and the arguments of a step, of which its rows can be found again.
+
+    Parameters
+    ----------
+    model : pm.Model
+    arguments : dict
+        Values of all shared arguments.
+    """
+
+    def __init__(self, model: Model, arguments: Mapping[str, Any]) -> None:
+        self.model = model
+        self._arguments = arguments
+
+    def full_data(self, compile_kwargs: Mapping[str, Any] | None = None) -> "AllRows | None":
+        """Compile the gradient of all rows; None where the model itself holds them."""
+        if self._arguments["data"] is None:
+            return None
+        return AllRows(self.model, self._arguments, compile_kwargs)
+
+
+class AllRows:
+    """Full-data gradients in the model's own coordinates, with all unknowns and no rewrites.
+
+    Parameters
+    ----------
+    model : pm.Model
+    arguments : dict
+        Values of all shared arguments of a step.
+    compile_kwargs : dict, optional
+        Default: the step's.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        arguments: Mapping[str, Any],
+        compile_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model = model
+        point = starting_point(model, arguments["initial_point"])
+        unknowns = Unknowns(model.continuous_value_vars, point)
+        rewriting = Rewriting(integrated=(), recover=True, may_centre=False)
+        rows, source = model_by_row(
+            model, unknowns, arguments["batch_size"], point, arguments["data"], rewriting
+        )
+        self._density = LogDensity(rows, compile_kwargs or arguments["compile_kwargs"])
+        gradient = minibatch_gradient(rows, self._density, source)
+        self._passes = gradient.passes
+        self._data = gradient.data
+        self._is_streamed = source is not None
+
+    def gradients(self, draws: Mapping[str, Array]) -> Array:
+        """Return ∇log p of all rows, (chain, draw, d), from one pass over them.
+
+        Parameters
+        ----------
+        draws : dict of {str: array}
+            Of each value variable, on the unconstrained scale, (chain, draw, ...).
+        """
+        n_chains, n_draws = next(iter(draws.values())).shape[:2]
+        points = [
+            {name: values[at] for name, values in draws.items()}
+            for at in np.ndindex(n_chains, n_draws)
+        ]
+        unknowns = self._density.unknowns
+        positions = [unknowns.ravel(point) for point in points]
+        with np.errstate(all="ignore"):
+            gradients = self._passes.gradients_at(
+                positions, lambda i: self._density.condition_on(points[i])
+            )
+        return gradients.reshape(n_chains, n_draws, -1)
+
+    def jumping_variables(self, draws: Mapping[str, Array]) -> list[str]:
+        """Return the names of the variables at which the log-density jumps, near a draw.
+
+        Of a stream only the rows at hand are looked at.
+        """
+        if not self._density.conditional:
+            return []
+        point = {name: values[-1, -1] for name, values in draws.items()}
+        self._density.condition_on(point)
+        subset = None
+        if self._is_streamed:
+            subset = [np.arange(n) for n in self._data.n_at_hand]
+        unknowns = self._density.unknowns
+        names = {value.name: self.model.values_to_rvs[value].name for value in unknowns.variables}
+        places = {names[name]: unknowns.places[name] for name in self._density.conditional}
+        return jumping_unknowns(
+            lambda position: self._passes.log_density(position, subset)[0],
+            unknowns.ravel(point),
+            places,
+        )
