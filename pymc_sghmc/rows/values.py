@@ -54,6 +54,8 @@ def array_for(
         looks = check_values and not isinstance(array, np.memmap)
         array = _without_missing(what, array, container.columns, looks)
         array = _numbers(container, what, array)
+    if array.ndim == 0:
+        raise StreamError(f"{what} is a single number. Pass an array with an entry for each row")
     if array.ndim != len(container.shape) or array.shape[1:] != container.shape[1:]:
         raise StreamError(
             f"{what} has shape {array.shape}, but rows of shape {container.shape[1:]} in the "

@@ -212,7 +212,7 @@ FORMS = [
     ("NumPy, NaN", lambda path: with_(X=np.where(X[0] == X, np.nan, X)), "in column 'age', . in column 'dose'"),
     ("NumPy, Fortran order", lambda path: with_(X=np.asfortranarray(X)), WORKS),
     ("NumPy, a view", lambda path: with_(X=np.repeat(X, 2, axis=0)[::2]), WORKS),
-    ("NumPy, one number", lambda path: with_(y=np.array(1.0)), r"shape \(\), but rows"),
+    ("NumPy, one number", lambda path: with_(y=np.array(1.0)), "is a single number"),
     ("NumPy, one column for a vector", lambda path: with_(y=Y[:, None]), r"pass a vector: array\[:, 0\]"),
     ("NumPy, whole floats for integers", lambda path: with_(clinic=CLINIC.astype(float)), WORKS),
     ("NumPy, fractions for integers", lambda path: with_(clinic=CLINIC + 0.5), r"the value \d.5, which"),
