@@ -10,7 +10,7 @@ from typing import Unpack
 import numpy as np
 
 from pymc.exceptions import SamplingError
-from pymc.model import modelcontext
+from pymc.model import Model, modelcontext
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import Competence
 from pymc.util import get_random_generator
@@ -28,6 +28,7 @@ from pymc_sghmc.exceptions import ChainError, NonFinite, SamplingStopped
 from pymc_sghmc.gradients.metric import checked_preconditioner
 from pymc_sghmc.hierarchy.rewrites import integrated_effects
 from pymc_sghmc.interrupts import DelayedInterrupt
+from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.files import DataFileError, whole_files
 from pymc_sghmc.runs.shared_arrays import ByHandle
@@ -151,7 +152,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             kind=given["gradient"],
             reference_point=centre,
             initial=initial,
-            finds_rows=given["batch_size"] == "auto",
+            finds_rows=given["batch_size"] == "auto" and not _has_minibatches(model),
             start_is_given=is_start_given(model, given["initial_point"], self.vars),
         )
         n_steps = given["n_steps"]
@@ -301,3 +302,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
     def competence(var, has_grad):
         """Never assigned to a variable by PyMC itself: minibatches are the user's choice."""
         return Competence.INCOMPATIBLE
+
+
+def _has_minibatches(model: Model) -> bool:
+    """Whether a model says itself how many rows are read, by ``pm.Minibatch``."""
+    return bool(minibatch_outputs(model.rvs_to_values[rv] for rv in model.observed_RVs))

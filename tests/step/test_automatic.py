@@ -187,6 +187,24 @@ GIVEN = {
 }  # fmt: skip
 
 
+def test_default_reads_as_many_rows_as_pm_minibatch_does():
+    """Nobody chooses another number where the model says one: draws are those of that number."""
+    y = np.random.default_rng(0).normal(3.0, 1.0, 5000)
+    of_model = pm.Minibatch(y, batch_size=200)
+    draws = []
+    for observed, total_size, arguments in (
+        (of_model, y.size, {}), (y, None, {"batch_size": 200}), (y, None, {}),
+    ):  # fmt: skip
+        with pm.Model():
+            mu = pm.Normal("mu", 0, 10)
+            pm.Normal("y", mu, 1.0, observed=observed, total_size=total_size)
+            step = SGHMC(compile_kwargs=FAST, **arguments)
+            idata = pm.sample(20, tune=20, chains=1, step=step, random_seed=1, **QUIET)
+        draws.append(idata.posterior["mu"].to_numpy())
+    np.testing.assert_array_equal(draws[0], draws[1])
+    assert not np.array_equal(draws[0], draws[2])  # "auto" reads ten rows of this model
+
+
 @pytest.mark.parametrize("name", GIVEN)
 def test_given_settings_are_never_changed(model, name):
     given, expected = GIVEN[name]
