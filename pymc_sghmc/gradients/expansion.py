@@ -26,7 +26,7 @@ from pymc_sghmc.threads import in_order
 if TYPE_CHECKING:
     from pymc_sghmc.gradients.second_order import SecondOrder
 
-__all__ = ["Expansion", "expand", "fits", "fitted", "is_right", "noise_at"]
+__all__ = ["Expansion", "expand", "fits", "fitted", "is_right", "noise_at", "rows_for_noise"]
 
 N_PAIRS = 4  # of points at each distance, or half of that above ...
 N_FEW_ROWS = 2_000_000
@@ -34,6 +34,7 @@ DISTANCES = (1.0, 3.0)  # sds: rare rows that are saturated nearby are met farth
 BLOCK_BYTES = 2**23  # of Jacobians, and of what is known at all points, at a time
 PER_ROW = 200  # numbers of the latter for each in ζ
 CHECKED_ROWS = 100  # at two points
+NOISE_ROWS = 50_000  # that tell the noise of minibatches of more
 FITTED_ROWS = 10_000  # at a time, of which few unknowns are looked for
 TOLERANCE = 1e-9  # of eigenvalues that count as zero in a regression
 
@@ -201,7 +202,8 @@ def is_right(gradient: "SecondOrder", centre: Array, metric: Metric) -> bool:
     points = [(centre + far * shift).astype(dtype) for far in (-1.0, 0.7)]
     thetas = [gradient.seen(point) for point in points]
     by_position = [gradient.derivatives_seen(point) for point in points]
-    for rows, inputs, k in _blocks(gradient, CHECKED_ROWS):
+    few = [np.linspace(0, n - 1, min(CHECKED_ROWS, n)).astype(int) for n in gradient.data.n_rows]
+    for rows, inputs, k in _blocks(gradient, few):
         by_theta = gradient.jacobian(k, inputs)
         for point, theta, T in zip(points, thetas, by_position, strict=True):
             J = by_theta.after(T)
@@ -215,9 +217,28 @@ def is_right(gradient: "SecondOrder", centre: Array, metric: Metric) -> bool:
     return True
 
 
+def rows_for_noise(gradient: "SecondOrder") -> list[int]:
+    """How many rows of each group tell the noise of minibatches: all of them, or some."""
+    if gradient.density.group_coefficients:
+        return list(gradient.data.n_rows)
+    return [min(n, NOISE_ROWS) for n in gradient.data.n_rows]
+
+
 def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metric) -> Array:
-    """See `SecondOrder.noise_at`."""
+    """See `SecondOrder.noise_at`.
+
+    Of many rows some stand for all, drawn as minibatches draw them: what a row leaves is about in
+    proportion to its leverage, so that few tell the variance. Effects of groups have few rows each,
+    and are given all.
+    """
     anchor = gradient.anchor
+    rng = np.random.default_rng(0)
+    some = [
+        np.sort(pool[rng.integers(pool.size, size=size)]).astype(np.int64) if size < n else None
+        for n, size, pool in zip(
+            gradient.data.n_rows, rows_for_noise(gradient), anchor.order.pools, strict=True
+        )
+    ]
     d = gradient.density.d
     n_groups = len(gradient.quadratics)
     squares, sums = np.zeros((2, len(points), n_groups, d))
@@ -231,6 +252,7 @@ def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metr
         C = q.symmetric(table[:, 1 + q.m :])
         by_theta = gradient.jacobian(k, inputs)
         rarity = anchor.order.pools[k].size / anchor.order.counts[k][rows]
+        stands_for = np.ones(rows.size) if some[k] is None else rarity / NOISE_ROWS
         of_sums = []
         of_squares = []
         for theta, T in zip(thetas, by_position, strict=True):
@@ -238,12 +260,12 @@ def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metr
             there = gradient.first(theta, *inputs)[k].astype(float)
             _, c, zeta = _parts(there, q.m)
             left = c - table[:, 1 : 1 + q.m] - np.einsum("nab,nb->na", C, zeta)
-            of_sums.append(coordinates.pull_back(J.total(left)))
-            of_squares.append(J.squares(left, coordinates, rarity))
+            of_sums.append(coordinates.pull_back(J.total(left * stands_for[:, None])))
+            of_squares.append(J.squares(left, coordinates, rarity * stands_for))
         return k, of_sums, of_squares
 
     with np.errstate(all="ignore"):
-        for k, of_sums, of_squares in in_order(of_block, _blocks(gradient)):
+        for k, of_sums, of_squares in in_order(of_block, _blocks(gradient, some)):
             sums[:, k] += of_sums
             squares[:, k] += of_squares
     return squares - np.square(sums)
@@ -252,15 +274,21 @@ def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metr
 _Block = tuple[Array, tuple[Any, ...], int]  # rows, what functions of them take, and their group
 
 
-def _blocks(gradient: "SecondOrder", n_rows: int | None = None) -> Iterator[_Block]:
+def _blocks(
+    gradient: "SecondOrder", some: Sequence[Array | None] | None = None
+) -> Iterator[_Block]:
     """Yield rows of one group, few enough for their Jacobians, and what their functions take.
 
-    With ``n_rows`` only so many of each group.
+    ``some`` has the numbers of those rows of each group that are wanted, None for all.
     """
     data = gradient.data
     d = gradient.density.d
-    spread = (np.linspace(0, n - 1, min(n_rows or n, n)).astype(int) for n in data.n_rows)
-    subset = tuple(spread) if n_rows else None
+    subset = None
+    if some is not None and any(rows is not None for rows in some):
+        subset = [
+            np.arange(n) if rows is None else rows
+            for n, rows in zip(data.n_rows, some, strict=True)
+        ]
     for chunk in data.chunks(subset):
         m = gradient.quadratics[chunk.group].m
         n = max(16, BLOCK_BYTES // (8 * m * (d + PER_ROW)))

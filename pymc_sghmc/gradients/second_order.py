@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 from pymc_sghmc.exceptions import NonFinite, NotApplicable
 from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.density import Graph, LogDensity
-from pymc_sghmc.gradients.expansion import expand, fits, is_right, noise_at
+from pymc_sghmc.gradients.expansion import expand, fits, is_right, noise_at, rows_for_noise
 from pymc_sghmc.gradients.jacobians import Jacobian
 from pymc_sghmc.gradients.likelihood_hessian import SecondDerivatives, second_derivatives
 from pymc_sghmc.gradients.metric import Metric
@@ -158,9 +158,10 @@ class SecondOrder(AroundExpansion):
         return passes
 
     def noise_at(self, points: Sequence[Array], coordinates: Metric) -> Array:
-        """Variance of the gradient in φ from minibatches of one row of each group, exact: one pass.
+        """Variance of the gradient in φ from minibatches of one row of each group.
 
-        Of minibatches of n rows it is the n-th part of this.
+        Exact, or by some rows where they are many: a share of a pass for each point. Of
+        minibatches of n rows it is the n-th part of this.
 
         Returns
         -------
@@ -168,6 +169,11 @@ class SecondOrder(AroundExpansion):
             For each point and group of rows.
         """
         return noise_at(self, points, coordinates)
+
+    @property
+    def noise_share(self) -> float:
+        """Share of all rows that `noise_at` evaluates at each point."""
+        return sum(rows_for_noise(self)) / sum(self.data.n_rows)
 
 
 def _prior(graph: Graph) -> tuple[pt.TensorVariable, pt.TensorVariable]:

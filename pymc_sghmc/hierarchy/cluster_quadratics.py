@@ -124,6 +124,11 @@ class ClusterQuadratics(AroundExpansion):
         )
         return float(len(points))
 
+    @property
+    def noise_share(self) -> float:
+        """Share of all groups that `noise_at` evaluates at each point, for each difference."""
+        return min(1.0, SOME / self.data.n_rows[0]) * 2 * self.density.d
+
     def noise_at(self, points: Sequence[Array], coordinates: Metric) -> Array:
         """Variance of the gradient in φ from minibatches of one group, by some of them."""
         d = self.density.d

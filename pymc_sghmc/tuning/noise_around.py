@@ -17,7 +17,6 @@ from pymc_sghmc.tuning.curvature import MAX_DENSE
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 
 __all__ = [
-    "N_EXACT",
     "N_SIGNED",
     "SecondOrderNoise",
     "effect_noise_from_all_rows",
@@ -32,7 +31,7 @@ __all__ = [
 N_PROBES = 20  # points near the mean at which the noise is measured, and ...
 N_SIGNED = 64  # ... with random signs, over all rows
 MOST_ROWS = 300_000  # of which that is done
-N_EXACT = 4  # points at each distance at which second-order noise is summed over all rows, and ...
+N_EXACT = 4  # points at each distance at which second-order noise is found, and ...
 FAR_ENOUGH = 2.0  # times 1 and 2 sds, in any one of thousands of directions
 N_GROWTH = 2  # ... at which all rows are evaluated for how much the curvature changes
 EDGE = 4.0  # sds along each parameter, and variance of second-order noise of clusters
@@ -48,6 +47,7 @@ class SecondOrderNoise(NamedTuple):
     near: Array  # diagonal of V in φ at 1 sd from the mean, (d,)
     far: Array  # at 2 sds
     limit: float  # of the learning rate, by how much the curvature changes
+    passes: float  # over all rows that it took
 
 
 class FarNoise(NamedTuple):
@@ -158,7 +158,7 @@ def _noise_along(second: Any, fit: GaussianFit, column: Array, sign: float) -> F
         if not is_near.any():
             break
         [variance] = _second_order_variances(second, [end], scales)
-        passes += 1
+        passes += second.noise_share
         back = np.maximum(far * force, np.finfo(float).tiny)
         ratio = MAX_LEARNING_RATE * variance[column] / back
         largest = max(largest, float(ratio[is_near].max()))
@@ -208,4 +208,5 @@ def second_order_noise(
         near=variances[:N_EXACT].mean(axis=0),
         far=variances[N_EXACT:].mean(axis=0),
         limit=limit,
+        passes=len(points) * second.noise_share + 1 + N_GROWTH,
     )

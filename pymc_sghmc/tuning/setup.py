@@ -33,7 +33,6 @@ from pymc_sghmc.tuning.curvature import (
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.gaussianity import check_gaussianity
 from pymc_sghmc.tuning.noise_around import (
-    N_EXACT,
     N_SIGNED,
     is_over_rows,
     noise_around,
@@ -222,9 +221,12 @@ def _measured(
     far = np.inf
     limit = MAX_LEARNING_RATE
     if second is not None:
-        passes += second.set_centre(fit.mean, fit.metric) + 2 * N_EXACT
-        near_by, variance_far, limit = second_order_noise(second, fit, metric, temperature)
-        far = float(variance_far.max())
+        passes += second.set_centre(fit.mean, fit.metric)
+        noise = second_order_noise(second, fit, metric, temperature)
+        near_by = noise.near
+        limit = noise.limit
+        passes += noise.passes
+        far = float(noise.far.max())
         if gradient.density.has_long_tails:
             far = max(far, MOST_FAR_NOISE * noise_at_edge(second, fit, metric))
         elif gradient.density.group_coefficients:

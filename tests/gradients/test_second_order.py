@@ -256,6 +256,27 @@ def test_a_scale_alone_makes_no_noise():
     assert np.abs(law(in_chain, other)[1]).max() > 1e-3
 
 
+def test_noise_of_many_rows_is_told_by_some():
+    """Rows drawn as minibatches draw them: the variance within 4.5 standard errors of the exact."""
+    n = 120_000
+    rows = np.random.default_rng(3)
+    x = rows.standard_t(3, (n, 3))
+    y = rows.binomial(1, 1 / (1 + np.exp(-x @ [0.5, -1.0, 0.0])))
+    gradient, position, _ = built(lambda: logistic(x, y))
+    [[found]] = gradient.noise_at([position], Identity(3))
+    assert gradient.noise_share < 0.5
+    [(_, b, C)] = (table.T for table in gradient.anchor.tables)
+    eta = x @ position
+    left = (y - 1 / (1 + np.exp(-eta)) - b - C * eta)[:, None] * x
+    order = gradient.anchor.order
+    p = (order.counts[0] / order.pools[0].size)[:, None]
+    exact = (left**2 / p).sum(axis=0) - left.sum(axis=0) ** 2
+    of_one = np.sqrt((p * (left / p) ** 4).sum(axis=0) - (left**2 / p).sum(axis=0) ** 2)
+    error = of_one / np.sqrt(gradient.noise_share * n)
+    assert (error < 0.05 * exact).all()
+    assert (np.abs(found - exact) < 4.5 * error).all()
+
+
 def of_one_group_each():
     tau, b = pm.HalfNormal("tau"), pm.Normal("b", shape=3)
     u = pm.Normal("u", 0, tau, shape=70)
