@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
+from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.exceptions import NonFinite
@@ -18,6 +18,7 @@ from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.row_weights import RowWeights, Symbolic, symbolic_weights
+from pymc_sghmc.models.graphs import parts_of_vector
 from pymc_sghmc.models.row_terms import difference, row_terms
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory, Minibatch
@@ -213,9 +214,9 @@ def _with_row_terms(
     grad = pt.concatenate(
         [(graph.prior_weight * p + g).ravel() for p, g in zip(prior, there, strict=True)]
     )
-    grad, *terms = graph.model.completed([grad, *cut.terms])
-    [grad], joined_centre = join_nonshared_inputs(graph.model.point, [grad], centre)
-    [grad, *terms], position = join_nonshared_inputs(graph.model.point, [grad, *terms], variables)
-    grad, *terms = clone_replace([grad, *terms], {position: own}, rebuild_strict=False)
+    joined_centre = own.type("centre")
+    parts = parts_of_vector(own, variables, graph.model.point)
+    parts |= parts_of_vector(joined_centre, centre, graph.model.point)
+    grad, *terms = graph.model.completed([grad, *cut.terms], parts)
     anchor = own.type("anchor")
     return (grad.astype(own.dtype) + anchor, joined_centre, anchor, tables), terms

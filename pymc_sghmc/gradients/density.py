@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
+from pymc.pytensorf import rewrite_pregrad
 from pytensor.gradient import NullTypeGradError
-from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.compat import ancestors
 from pymc_sghmc.loops.backends import shared_values
 from pymc_sghmc.loops.numpy_mode import ThreadSafe, compile_for_many_rows
+from pymc_sghmc.models.graphs import parts_of_vector
 from pymc_sghmc.models.jumps import conditional_unknowns
 from pymc_sghmc.models.row_model import RowModel
 from pymc_sghmc.protocols import Array
@@ -57,11 +57,9 @@ class Graph(NamedTuple):
             In the order in which they make up the position. Default: those of the log-density. The
             model's value variables make one in the model's own coordinates of it.
         """
-        outputs = self.model.completed(graphs)
-        outputs, position = join_nonshared_inputs(
-            self.model.point, outputs, self.variables if variables is None else variables
-        )
-        return clone_replace(outputs, {position: self.position}, rebuild_strict=False)
+        variables = self.variables if variables is None else variables
+        parts = parts_of_vector(self.position, variables, self.model.point)
+        return self.model.completed(graphs, parts)
 
 
 class LogDensity:
@@ -122,11 +120,11 @@ class LogDensity:
         needed = set(ancestors(rows.terms))
         self.needed_by_likelihood = [v.name for v in rows.conditioned_on if v in needed]
         gradient = _gradient(logp, variables).astype(self.dtype)
-        outputs = rows.completed([logp, gradient, *rows.terms])
-        outputs, position = join_nonshared_inputs(rows.point, outputs, variables)
+        position = pt.concatenate([v.ravel() for v in variables]).type("position")
+        replacements = parts_of_vector(position, variables, rows.point)
         for rewrite in self.rewrites:
-            if substitutions := rewrite.substitutions(position):
-                outputs = clone_replace(outputs, substitutions, rebuild_strict=False)
+            replacements |= rewrite.substitutions(position)
+        outputs = rows.completed([logp, gradient, *rows.terms], replacements)
         logp, gradient, *by_row = outputs
         return Graph(
             model=rows,

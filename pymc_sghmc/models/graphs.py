@@ -32,7 +32,9 @@ __all__ = [
     "minibatch_size",
     "observed_variables",
     "odd_values",
+    "parts_of_vector",
     "slice_rows",
+    "substituted",
 ]
 
 
@@ -101,6 +103,39 @@ def is_fixed(variable: Variable) -> bool:
     """Whether it is computed from shared and constant values alone."""
     roots = (found for found in ancestors([variable]) if found.owner is None)
     return all(isinstance(root, SharedVariable | Constant) for root in roots)
+
+
+def substituted(
+    outputs: Sequence[Variable], replacements: Mapping[Variable, Variable]
+) -> list[Variable]:
+    """Write graphs with other variables in the places of some, all of them at once.
+
+    Like PyTensor's ``clone_replace``, but what depends on none of these variables is shared with
+    the old graphs, not copied: copies take as long as the rewriting that merges them again.
+    """
+    copies = dict(replacements)
+    for node in toposort(outputs, replacements):
+        inputs = [copies.get(variable, variable) for variable in node.inputs]
+        if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
+            copy = node.clone_with_new_inputs(inputs, strict=False)
+            for old, new in zip(node.outputs, copy.outputs, strict=True):
+                copies.setdefault(old, new)
+    return [copies.get(output, output) for output in outputs]
+
+
+def parts_of_vector(
+    vector: Variable, variables: Iterable[Variable], point: Mapping[str, Any]
+) -> dict[Variable, Variable]:
+    """Of variables, the parts of a vector of all of them, with their shapes in ``point``."""
+    parts = {}
+    end = 0
+    for variable in variables:
+        begin = end
+        shape = point[variable.name].shape
+        end += int(np.prod(shape, dtype=int))
+        part = vector[begin:end].reshape(shape).astype(variable.dtype)
+        parts[variable] = variable.type.filter_variable(part)
+    return parts
 
 
 def _fixed_value(entry: Variable) -> Any:

@@ -13,10 +13,10 @@ import pytensor.tensor as pt
 
 from numpy.typing import DTypeLike
 from pymc.model import Model
-from pytensor.graph.replace import clone_replace
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sghmc.models.contract import BatchSize, Group, minibatch_log_density
+from pymc_sghmc.models.graphs import substituted
 from pymc_sghmc.models.unknowns import Unknowns
 
 __all__ = ["Input", "RowLikelihood", "RowModel", "row_model"]
@@ -118,13 +118,23 @@ class RowModel:
             for batch in likelihood.group.batches
         }
 
-    def completed(self, graphs: Iterable[TensorVariable]) -> list[TensorVariable]:
-        """Put in what gradients don't pass through, and rows of the arrays for the batches."""
+    def completed(
+        self,
+        graphs: Iterable[TensorVariable],
+        replacements: Mapping[TensorVariable, TensorVariable],
+    ) -> list[TensorVariable]:
+        """Put in what gradients don't pass through, rows of the arrays for batches, and others.
+
+        Parameters
+        ----------
+        graphs : iterable of TensorVariable
+        replacements : dict of {TensorVariable: TensorVariable}
+            What else is to be replaced, and by what.
+        """
         outputs = list(graphs)
-        for replacements in (self.held, self.gathered):
-            if replacements:
-                outputs = clone_replace(outputs, replacements, rebuild_strict=False)
-        return outputs
+        if self.held:
+            outputs = substituted(outputs, self.held)
+        return substituted(outputs, {**self.gathered, **replacements})
 
 
 def row_model(
