@@ -8,7 +8,7 @@ import pymc as pm
 import pytest
 import xarray as xr
 
-from modes import QUIET
+from modes import FAST, QUIET, C
 from pymc.pytensorf import compile
 from scipy.special import expit, logsumexp
 from scipy.stats import multivariate_normal
@@ -282,6 +282,7 @@ def extreme_groups():
     pm.Bernoulli("y", logit_p=a + u[group], observed=draws.random(500) < p)
 
 
+@pytest.mark.slow
 def test_nodes_are_placed_where_the_centre_stays():
     """Five nodes for such groups send the centre to and fro; more find that of sixty-one."""
     _, _, gradient, start = marginal(extreme_groups, batch_size=500)
@@ -468,7 +469,7 @@ def test_normal_effects_have_the_conditional_law():
     assert (
         not marginal_of(density).sites.table[marginal_of(density).n_clusters :].any()
     )  # nobody has seen these
-    rng, n = np.random.default_rng(0), 1500
+    rng, n = np.random.default_rng(0), 500
     drawn = [marginal_of(density).draw(gradient, position, rng) for _ in range(n)]
     draws = np.array([values["u"] for values, _ in drawn])
     counts, sums = np.bincount(GROUP, minlength=GROUPS), np.bincount(GROUP, REAL, GROUPS)
@@ -499,7 +500,7 @@ def test_effects_unlike_a_gaussian_have_the_conditional_law(monkeypatch):
         {"mode": "FAST_COMPILE"},
         rewriting=Rewriting(integrated=tuple(effects)),
     )
-    density, position, n = gradient.density, np.array([2.0]), 250
+    density, position, n = gradient.density, np.array([2.0]), 100
     marginal_of(density).place_at(gradient, position)
     by_row = -0.5 * ((y[:, None] - 2 * expit(4 * (time[:, None] - x))) / 0.6) ** 2
     p = np.exp(np.add.reduceat(by_row, np.arange(0, 600, 10)) - 0.5 * x**2)
@@ -515,7 +516,7 @@ def test_effects_unlike_a_gaussian_have_the_conditional_law(monkeypatch):
     assert farthest() < 4.5  # standard errors
     monkeypatch.setattr(effect_draws, "HARD", np.inf)
     marginal_of(density).draw._hard = None
-    assert farthest() > 7
+    assert farthest() > 5
 
 
 @pytest.mark.slow  # 100 s with PyMC 5
@@ -566,10 +567,14 @@ def test_effects_where_the_prior_alone_is_another_heap_have_the_conditional_law(
     assert farthest() > 4.5
 
 
-def sampled(model, **options):
+def sampled(model, draws=150, tune=60, chains=2, compile_kwargs=FAST, **options):
     with model:
-        step = SGHMC(compile_kwargs={"mode": "CVM"}, **options)
-        return step, pm.sample(500, tune=500, chains=4, cores=2, step=step, random_seed=1, **QUIET)
+        step = SGHMC(compile_kwargs=compile_kwargs, **options)
+        settings = {"chains": chains, "cores": min(chains, 2), "random_seed": 1, **QUIET}
+        return step, pm.sample(draws, tune=tune, step=step, **settings)
+
+
+MANY = {"draws": 500, "tune": 500, "chains": 4, "compile_kwargs": C}
 
 
 def normal_groups(n_groups=40, rows=6):
@@ -599,8 +604,9 @@ def normal_groups(n_groups=40, rows=6):
 OPTIONS = [
     {"batch_size": "auto"},
     *(
-        pytest.param(options, marks=pytest.mark.slow)
+        pytest.param(options | MANY, marks=pytest.mark.slow)
         for options in (
+            {"batch_size": "auto"},
             {},
             {"batch_size": 60},
             {"batch_size": 60, "gradient": "control_variates"},
@@ -610,7 +616,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS)
 def test_chain_has_the_exact_posterior(options):
     model, exact, z = normal_groups()
     step, idata = sampled(model, marginalize="z", **options)
@@ -618,14 +624,14 @@ def test_chain_has_the_exact_posterior(options):
     posterior = idata.posterior
     for name, (mean, sd) in exact.items():
         x = posterior[name].to_numpy()
-        ess = min(float(az.ess(x)), 2000.0)
-        assert ess > 400
+        ess = min(float(az.ess(x)), x.size)
+        assert ess > 200
         assert abs(x.mean() - mean) < 4.5 * sd / ess**0.5
         # 2.5 % of bias are what plain minibatches may cost
         assert abs(x.std() / sd - 1) < 4.5 * (1 / (2 * ess) + 0.05**2) ** 0.5
     found = posterior["z"].to_numpy()
     assert posterior["z"].dims == ("chain", "draw", "group")
-    assert np.abs(found.mean(axis=(0, 1)) - z).max() < 4.5 / 1500**0.5 + 0.02
+    assert np.abs(found.mean(axis=(0, 1)) - z).max() < 4.5 / (0.75 * x.size) ** 0.5 + 0.02
 
 
 def with_group(build):
@@ -944,14 +950,14 @@ def test_nodes_follow_what_other_steps_sample():
 
 def test_effects_are_left_out_and_recovered():
     model, _, z = normal_groups()
-    step, idata = sampled(model, marginalize="z", recover=False)
+    step, idata = sampled(model, 100, marginalize="z", recover=False)
     assert np.isnan(idata.posterior["z"]).all()
     with model:
-        found = recover_effects(idata, step, draws=200, random_seed=1, progressbar=False)
-    assert found["z"].shape == (4, 200, 40) and found["z"].dims[-1] == "group"
+        found = recover_effects(idata, step, draws=100, random_seed=1, progressbar=False)
+    assert found["z"].shape == (2, 100, 40) and found["z"].dims[-1] == "group"
     kept = found["draw"].to_numpy()
     assert (found["tau"] == idata.posterior["tau"].isel(draw=kept)).all()
-    assert np.abs(found["z"].mean(("chain", "draw")) - z).max() < 4.5 / 700**0.5
+    assert np.abs(found["z"].mean(("chain", "draw")) - z).max() < 4.5 / 170**0.5
     with model, pytest.raises(ValueError, match="integrates nothing out"):
         recover_effects(idata, SGLD(learning_rate=1e-4, batch_size=20, preconditioner=None))
     with model, pytest.raises(TypeError, match=r"the first must be what pm\.sample gave"):
@@ -961,7 +967,7 @@ def test_effects_are_left_out_and_recovered():
 @pytest.mark.slow
 def test_posterior_predictive_has_the_effects():
     model, _, _ = normal_groups(10, 3)
-    _, idata = sampled(model, marginalize="z")
+    _, idata = sampled(model, marginalize="z", **MANY)
     with model:
         drawn = pm.sample_posterior_predictive(idata, random_seed=1, progressbar=False)
     assert np.isfinite(drawn.posterior_predictive["y"]).all()

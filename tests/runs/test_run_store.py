@@ -61,12 +61,22 @@ def stop_at(draw_idx, chain=0):
     return stop
 
 
-@pytest.fixture
-def stopped(tmp_path):
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory):
     """A run that ended with an error in its first chain, after tuning."""
-    with pytest.raises(MemoryError):
-        faults.sample(tmp_path / "run", callback=stop_at(faults.TUNE + 20))
-    return tmp_path / "run"
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorder, "SECONDS", 0.02)
+        patch.setattr(recorder, "LONGEST", 0.02)
+        with pytest.raises(MemoryError):
+            faults.sample(folder, callback=stop_at(faults.TUNE + 20))
+    return folder
+
+
+@pytest.fixture
+def stopped(stopped_once, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(stopped_once, tmp_path / "run")
 
 
 def contents(folder):
@@ -212,7 +222,6 @@ def other_model(prior=1, shift=0):
 @pytest.mark.parametrize(
     ("change", "settings", "options", "words"),
     [
-        ({"prior": 2}, {}, {}, "another prior, likelihood, Deterministic or constant"),
         ({"prior": 1.5}, {}, {}, "another prior, likelihood, Deterministic or constant"),
         ({"shift": 1}, {}, {}, "data in .* other bytes"),
         ({}, {"batch_size": 21}, {}, "the step's batch_size is 21, but 20 in the stored run"),
@@ -303,15 +312,27 @@ def begun(tmp_path_factory):
     ("change", "words"),
     [
         ({"power": 2}, "another prior, likelihood, Deterministic or constant"),
-        ({"inner": 0.25}, "another prior, likelihood, Deterministic or constant"),
+        pytest.param(
+            {"inner": 0.25},
+            "another prior, likelihood, Deterministic or constant",
+            marks=pytest.mark.slow,
+        ),
         ({"label": "c"}, "the coordinates 'k' aren't those of the stored run"),
         ({"names": ["mu"]}, "even is not stored, but"),
-        ({"called": ("even", "odd")}, "another prior, likelihood, Deterministic or constant"),
+        pytest.param(
+            {"called": ("even", "odd")},
+            "another prior, likelihood, Deterministic or constant",
+            marks=pytest.mark.slow,
+        ),
         ({"rate": 1e-4}, "learning_rate is _polynomial_decay"),
         ({"held": 2.0}, "Told.data have other bytes"),
         ({"entry": 2.0}, "data of a sparse one have other bytes"),
         ({"first": 2.0}, "the data in alike have other bytes"),
-        ({"scale": 2.0}, "another prior, likelihood, Deterministic or constant"),
+        pytest.param(
+            {"scale": 2.0},
+            "another prior, likelihood, Deterministic or constant",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=str,
 )
@@ -331,7 +352,15 @@ def one_unknown(kind):
         return model, kind([mu], **fast)
 
 
-def test_a_run_that_never_began_is_not_recorded_later(tmp_path):
+@pytest.mark.parametrize(
+    "ways",
+    [
+        [{"cores": 1}, {"cores": 2}],
+        pytest.param([{"cores": 2, "mp_ctx": "spawn"}], marks=pytest.mark.process),
+    ],
+    ids=str,
+)
+def test_a_run_that_never_began_is_not_recorded_later(tmp_path, ways):
     """A typo in an argument, or Ctrl-C, after the store was made ready: the step is as it was."""
     model, step = one_unknown(SGHMC)
     options = {"draws": 30, "tune": 20, "chains": 2, "progressbar": False}
@@ -341,8 +370,8 @@ def test_a_run_that_never_began_is_not_recorded_later(tmp_path):
         with pytest.raises(ValueError, match="progressbar"):
             pm.sample(**options | {"progressbar": "no"}, random_seed=1, trace=RunStore(tmp_path))
         before = contents(tmp_path)
-        for how in ({"cores": 1}, {"cores": 2}, {"cores": 2, "mp_ctx": "spawn"}):
-            again = pm.sample(**options, **how, random_seed=2)
+        for way in ways:
+            again = pm.sample(**options, **way, random_seed=2)
             np.testing.assert_array_equal(again.posterior["mu"], plain[2].posterior["mu"])
         assert contents(tmp_path) == before
         stored = pm.sample(**options, cores=1, random_seed=1, trace=RunStore(tmp_path))
@@ -410,7 +439,7 @@ def run_on_file(folder, shift=0.0, callback=None):
     """A script whose rows are in a file, written anew each time."""
     folder.mkdir(exist_ok=True)
     path = folder / "y.bin"
-    rows = np.random.default_rng(0).normal(size=300_000) + shift
+    rows = np.random.default_rng(0).normal(size=20_000) + shift
     rows.tofile(path)
     with pm.Model():
         y, mu = pm.Data("y", np.zeros(10)), pm.Normal("mu", 0, 10)

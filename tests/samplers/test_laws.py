@@ -7,6 +7,7 @@ import pymc as pm
 import pytest
 
 from modes import FAST
+from pairs import pairs_of
 from stationary import (
     PRECONDITIONERS,
     H,
@@ -40,13 +41,13 @@ def matrix(P):
     return None if P is None else (np.diag(P) if P.ndim == 1 else P)
 
 
-@pytest.mark.parametrize("sampler", LINEAR, ids=repr)
-@pytest.mark.parametrize("preconditioner", PRECONDITIONERS)
-@pytest.mark.parametrize("noise", [0.0, 1.0], ids=["V=0", "V"])
-@pytest.mark.parametrize(("eta", "T", "n_steps"), [(0.02, 1.0, 1), (0.1, 0.4, 1), (0.05, 2.5, 4)])
-def test_law_of_position_and_momentum_is_exact(
-    flat, sampler, preconditioner, noise, eta, T, n_steps
-):
+@pytest.mark.parametrize(
+    ("sampler", "preconditioner", "noise", "settings"),
+    pairs_of(LINEAR, PRECONDITIONERS, [0.0, 1.0], [(0.02, 1.0, 1), (0.1, 0.4, 1), (0.05, 2.5, 4)]),
+    ids=str,
+)
+def test_law_of_position_and_momentum_is_exact(flat, sampler, preconditioner, noise, settings):
+    eta, T, n_steps = settings
     P = PRECONDITIONERS[preconditioner]
     step = sampler.cls(
         learning_rate=eta,
@@ -65,10 +66,13 @@ def test_law_of_position_and_momentum_is_exact(
     )
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.5, 1.0])
-@pytest.mark.parametrize("beta_hat", [0.0, 0.04, np.array([0.01, 0.05, 0.03])], ids=str)
-@pytest.mark.parametrize("redraw", [None, 2, 3])
-@pytest.mark.parametrize("preconditioner", ["none", "diag"])
+@pytest.mark.parametrize(
+    ("alpha", "beta_hat", "redraw", "preconditioner"),
+    pairs_of(
+        [0.05, 0.5, 1.0], [0.0, 0.04, np.array([0.01, 0.05, 0.03])], [None, 2, 3], ["none", "diag"]
+    ),
+    ids=str,
+)
 def test_sghmc_law_is_exact_for_every_friction_noise_estimate_and_redraw(
     flat, alpha, beta_hat, redraw, preconditioner
 ):
