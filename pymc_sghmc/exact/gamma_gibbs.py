@@ -113,7 +113,7 @@ class GammaGibbs(ByHandle, ChainSetup):
     ...     effect = pm.Normal("effect", 0.0, tau=lam, shape=50)
     ...     _ = pm.Normal("y", effect[pm.Data("group", group)], tau=tau, observed=y)
     ...     steps = [SGHMC([effect, tau], batch_size=100), GammaGibbs([lam])]
-    ...     idata = pm.sample(50, tune=50, chains=2, step=steps, random_seed=1, progressbar=False)
+    ...     idata = pm.sample(40, tune=20, chains=2, step=steps, random_seed=1, progressbar=False)
     >>> exact = 26 / (1 + (effects**2).sum() / 2)  # if the effects were known
     >>> bool(abs(idata.posterior["lam"].mean() / exact - 1) < 0.1)
     True

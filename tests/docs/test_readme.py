@@ -6,6 +6,7 @@ import runpy
 
 from pathlib import Path
 
+import pymc as pm
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +30,16 @@ def pages():
     return [README, ROOT / "CONTRIBUTING.md", *written]
 
 
-def test_the_python_blocks_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"draws": 10, "tune": 10, "chains": 2},
+        pytest.param({}, marks=pytest.mark.slow),  # as they stand
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # ArviZ, of so few draws
+def test_the_python_blocks_run(tmp_path, monkeypatch, run):
     if importlib.util.find_spec("statsmodels") is None:
         pytest.skip("statsmodels brings the README's data: install the extra `test`")
     blocks = python_blocks(README.read_text(encoding="utf-8"))
@@ -37,6 +47,8 @@ def test_the_python_blocks_run(tmp_path, monkeypatch):
     script = tmp_path / "readme.py"
     script.write_text("\n".join(blocks), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    sample = pm.sample
+    monkeypatch.setattr(pm, "sample", lambda *args, **settings: sample(*args, **settings | run))
     runpy.run_path(str(script))
 
 

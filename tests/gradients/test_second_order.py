@@ -589,8 +589,10 @@ def test_a_chain_in_units_of_a_given_preconditioner_is_not_taken_for_lost():
 
 # --- Sampling
 
+SAMPLERS = [SGHMC, *(pytest.param(one, marks=pytest.mark.slow) for one in (SGLD, SGNHT))]
 
-@pytest.mark.parametrize("sampler", [SGHMC, SGLD, pytest.param(SGNHT, marks=pytest.mark.slow)])
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
 def test_gaussian_rows_have_no_noise_and_the_draws_their_exact_law(sampler):
     # y ~ N(Xb, 1): what is left of each row is 0, so that BAOAB has the posterior's variance at η = 1.
     precision = X.T @ X + np.eye(3)
@@ -599,7 +601,7 @@ def test_gaussian_rows_have_no_noise_and_the_draws_their_exact_law(sampler):
         b = pm.Normal("b", 0, 1, shape=3)
         pm.Normal("y", pm.math.dot(X, b), 1, observed=REAL)
         step = sampler(batch_size=4, gradient="second_order", compile_kwargs=FAST)
-        idata = pm.sample(1000, tune=50, chains=2, step=step, random_seed=1, **QUIET)
+        idata = pm.sample(600, tune=50, chains=2, step=step, random_seed=1, **QUIET)
     assert step.tuner.setup.noise.second_order.max() < 1e-18
     # SGLD's own discretisation is predicted, the others have none
     excess = 0.0 if sampler is not SGLD else step.chain.tuning.bias
@@ -618,7 +620,7 @@ def poisson():
     pm.Poisson("y", pm.math.exp(t * x + 0.5), observed=counts)
 
 
-@pytest.mark.parametrize("batch_size", [5, "auto"])
+@pytest.mark.parametrize("batch_size", [pytest.param(5, marks=pytest.mark.slow), "auto"])
 def test_poisson_posterior_is_that_of_quadrature(batch_size):
     grid = np.linspace(-2, 3, 20001)
     sums = COUNTS @ X[:, 0] * grid - np.exp(np.outer(grid, X[:, 0]) + 0.5).sum(axis=1)
@@ -630,7 +632,7 @@ def test_poisson_posterior_is_that_of_quadrature(batch_size):
     with pm.Model():
         poisson()
         step = SGHMC(batch_size=batch_size, gradient="second_order", compile_kwargs=FAST)
-        idata = pm.sample(1000, tune=100, chains=2, step=step, random_seed=1, **QUIET)
+        idata = pm.sample(600, tune=100, chains=2, step=step, random_seed=1, **QUIET)
     assert (idata.sample_stats["gradient_order"].values == 2).all()
     z = (idata.posterior["t"].values - mean) / sd
     excess = step.tuner.settings.target_bias  # at most

@@ -39,14 +39,13 @@ def check_outputs(name, folder, done):
     assert table.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(
-    "name", ["sghmc_simulated", pytest.param("qnhmc_table1", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # quickly: what they share, piece by piece below
+@pytest.mark.parametrize("name", ALONE)
 def test_experiments_without_data_run(name, tmp_path):
     check_outputs(name, tmp_path, run(name, tmp_path))
 
 
-@pytest.mark.slow  # what they share with the others is tested with these, and piece by piece below
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_DATA)
 def test_experiments_on_data_run(name, tmp_path, data):
     check_outputs(name, tmp_path, run(name, tmp_path))

@@ -85,7 +85,7 @@ def test_heated_phases_give_a_mixture_its_weights(sampler):
     assert check_bias(idata, model, compile_kwargs=FAST) is not None
 
 
-@pytest.mark.parametrize("sampler", [SGHMC, SGLD])
+@pytest.mark.parametrize("sampler", [SGHMC, pytest.param(SGLD, marks=pytest.mark.slow)])
 def test_without_heat_a_chain_stays_in_its_mode(sampler):
     idata = sample(sampler, lambda t: Phase(ETA, cycle=t // CYCLE), 10, mixture())
     assert (idata.posterior["x"] > 0).all()

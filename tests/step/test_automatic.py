@@ -84,19 +84,19 @@ def model():
 
 
 RUNS = {
-    "SGHMC": (SGHMC, {"batch_size": 200}, 1000),
+    "SGHMC": (SGHMC, {"batch_size": 200}, 500),
     "SGLD": (SGLD, {"batch_size": 200}, 1500),
-    "SGHMC on all data": (SGHMC, {"batch_size": None}, 600),
+    "SGHMC on all data": (SGHMC, {"batch_size": None}, 400),
 }
-NAMES = [pytest.param(name, marks=pytest.mark.slow if name == "SGLD" else []) for name in RUNS]
+NAMES = ["SGHMC", *(pytest.param(name, marks=pytest.mark.slow) for name in [*RUNS][1:])]
 
 
 def sample_wells(model, name, draws=None):
     sampler, batch, enough = RUNS[name]
     with model:
-        step = sampler(**batch, compile_kwargs=C)
+        step = sampler(**batch, compile_kwargs=FAST)
         return pm.sample(
-            draws or enough, tune=200, chains=4, cores=2, step=step, random_seed=1, **QUIET
+            draws or enough, tune=100, chains=4, cores=2, step=step, random_seed=1, **QUIET
         )
 
 
@@ -125,7 +125,7 @@ def test_wells_posterior_is_right_without_any_setting(wells_runs, name):
 def test_check_fails_with_half_of_the_data(data):
     reference = references.wells(data)
     X, y = references.wells_data(data)
-    idata = sample_wells(references.logistic_model(X[::2], y[::2]), "SGHMC", 300)
+    idata = sample_wells(references.logistic_model(X[::2], y[::2]), "SGHMC", 150)
     assert "sd" in discrepancies(of_wells(idata), reference.mean, reference.sd)
 
 
@@ -279,7 +279,7 @@ def test_without_tuning_it_is_right(model):
     covariance = np.linalg.inv(target.H)
     with target.model():
         step = SGHMC(batch_size=50, compile_kwargs=FAST)
-        idata = pm.sample(600, tune=0, chains=4, cores=2, step=step, random_seed=3, **QUIET)
+        idata = pm.sample(400, tune=0, chains=4, cores=2, step=step, random_seed=3, **QUIET)
     found = discrepancies(
         idata.posterior["mu"].values[:, 50:], target.mean, np.sqrt(np.diag(covariance))
     )
@@ -386,9 +386,9 @@ def conditional_model():
     return model, mean, np.sqrt(variance)
 
 
-@pytest.mark.parametrize(
-    "gradient", ["auto", pytest.param("control_variates", marks=pytest.mark.slow)]
-)
+# Quickly: test_mixes_with_nuts_slice_metropolis_and_itself in test_sampling.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("gradient", ["auto", "control_variates"])
 def test_mixes_with_nuts_and_metropolis(gradient):
     model, mean, sd = conditional_model()
     with model:
@@ -470,7 +470,7 @@ def test_two_modes_fall_back_to_plain_minibatches():
             "y", [0.5, 0.5], [pm.Normal.dist(theta, 1), pm.Normal.dist(-theta, 1)], observed=y
         )
         step = SGHMC(batch_size=20, compile_kwargs=FAST)
-        idata = pm.sample(600, tune=200, chains=2, cores=2, step=step, random_seed=1, **QUIET)
+        idata = pm.sample(250, tune=100, chains=2, cores=2, step=step, random_seed=1, **QUIET)
     x = idata.posterior["theta"].values
     squares = x**2
     assert abs(squares.mean() / square - 1) < 0.1 + 4 * scalar(az.mcse, squares) / square

@@ -30,6 +30,11 @@ from pymc_sghmc.diagnostics import configurational_temperature
 HELPERS = str(ROOT / "tests")
 
 
+def first_alone(samplers):
+    """Samplers of which the default run takes the first: what is tested depends on no rule."""
+    return [samplers[0], *(pytest.param(one, marks=pytest.mark.slow) for one in samplers[1:])]
+
+
 def build(sampler, model, **settings):
     settings = {"learning_rate": 1e-4, "batch_size": 10, "n_steps": 3, **settings}
     settings = {"compile_kwargs": FAST, **settings}
@@ -61,7 +66,7 @@ def gaussian_runs():
         settings = {"learning_rate": 0.2, "n_steps": 4, "temperature": 1.3, "preconditioner": P}
         with target.model() as model:
             step = build(sampler, model, batch_size=40, **settings)
-            idata = pm.sample(1200, tune=50, chains=4, cores=2, step=step, random_seed=7, **QUIET)
+            idata = pm.sample(600, tune=50, chains=4, cores=2, step=step, random_seed=7, **QUIET)
         A, Q = sampler.linear_map(
             target.H, target.noise(40), eta=0.2, T=1.3, P=P, n_steps=4, **sampler.letters
         )
@@ -78,7 +83,7 @@ def test_draws_have_the_exact_law(gaussian_runs, sampler):
     assert np.abs(scores).max() < 4.5
     # Negative control: at temperature 1 the law is another.
     wrong = errors_of_covariance(draws, target.mean, covariance[:3, :3] / 1.3)
-    assert np.abs(wrong).max() > 8
+    assert np.abs(wrong).max() > 5
 
 
 @pytest.mark.parametrize("sampler", LINEAR, ids=repr)
@@ -98,7 +103,7 @@ def test_thermometers_show_the_exact_temperatures(gaussian_runs, sampler):
         assert abs(kinetic.mean() - exact) < 4.5 * float(np.squeeze(az.mcse(kinetic)))
 
 
-@pytest.mark.parametrize("sampler", LINEAR, ids=repr)
+@pytest.mark.parametrize("sampler", first_alone(LINEAR), ids=repr)
 def test_wrong_total_size_is_refused_and_the_right_one_gives_the_law(sampler):
     target = GaussianMean()
     P = np.linalg.inv(target.H)
@@ -108,7 +113,7 @@ def test_wrong_total_size_is_refused_and_the_right_one_gives_the_law(sampler):
         build(sampler, target.model(batch_size=40, total_size=400), **settings)
     with target.model(batch_size=40, total_size=200) as model:
         step = build(sampler, model, **settings)
-        idata = pm.sample(1000, tune=50, chains=2, cores=2, step=step, random_seed=3, **QUIET)
+        idata = pm.sample(600, tune=50, chains=2, cores=2, step=step, random_seed=3, **QUIET)
     A, Q = sampler.linear_map(
         target.H, target.noise(40), eta=0.2, P=P, n_steps=4, **sampler.letters
     )
@@ -131,14 +136,14 @@ def test_noise_estimate_measured_from_minibatches_mends_the_variance():
             batch_size=40, learning_rate=0.05, friction=0.4, preconditioner=P, n_steps=4,
             noise_estimate="full", model=model, compile_kwargs=FAST,
         )  # fmt: skip
-        idata = pm.sample(1500, tune=100, chains=2, cores=2, step=step, random_seed=2, **QUIET)
+        idata = pm.sample(400, tune=20, chains=2, cores=2, step=step, random_seed=2, **QUIET)
     A, Q = sghmc_map(target.H, 0 * target.H, eta=0.05, alpha=0.4, P=P, n_steps=4)
     exact = np.trace(target.H @ stationary_covariance(A, Q)[:3, :3]) / 3
     [mean], [error] = configurational_temperature(idata)
     assert abs(mean - exact) < 4.5 * error + 0.02
     A, Q = sghmc_map(target.H, target.noise(40), eta=0.05, alpha=0.4, P=P, n_steps=4)
     uncorrected = np.trace(target.H @ stationary_covariance(A, Q)[:3, :3]) / 3
-    assert uncorrected > exact + 0.2
+    assert uncorrected > exact + 0.2 and uncorrected > mean + 4.5 * error
     # β̂/α = ½ηV/α in the coordinates of the preconditioner
     L = np.linalg.cholesky(P)
     largest = np.linalg.eigvalsh(L.T @ target.noise(40) @ L)[-1]
@@ -153,7 +158,7 @@ def same_draws(first, second):
         np.testing.assert_array_equal(first.sample_stats[name], second.sample_stats[name])
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+@pytest.mark.parametrize("sampler", first_alone(SAMPLERS), ids=repr)
 def test_same_seed_gives_the_same_draws_whatever_the_cores_and_runs(sampler):
     with linear_regression() as model:
         step = build(sampler, model)
@@ -199,8 +204,11 @@ def test_same_draws_in_spawned_workers(mp_ctx, tmp_path):
     assert output.stdout.endswith("same\n"), output.stderr
 
 
-# Numba quickly: loops/test_inner_loop.py, test_seed_gives_the_same_draws_on_each_backend.
-@pytest.mark.parametrize("mode", ["CVM", pytest.param("NUMBA", marks=pytest.mark.slow), "JAX"])
+# Quickly, in loops/test_inner_loop.py: test_seed_gives_the_same_draws_on_each_backend, and in C
+# test_draws_of_other_rules_are_those_by_hand.
+@pytest.mark.parametrize(
+    "mode", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("CVM", "NUMBA")), "JAX"]
+)
 def test_backends_agree(mode):
     if mode == "JAX":
         pytest.importorskip("jax")
@@ -281,7 +289,7 @@ def test_initvals_are_where_chains_start():
     np.testing.assert_allclose(idata.posterior["beta"][:, 0], [[3.0, 4.0], [-3.0, -4.0]], atol=1e-3)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+@pytest.mark.parametrize("sampler", first_alone(SAMPLERS), ids=repr)
 def test_result_works_with_arviz_and_pymc_and_the_model_is_untouched(sampler):
     model = linear_regression()
     names = sorted(model.named_vars)

@@ -13,8 +13,15 @@ GROUPS = 60
 GROUP = np.arange(1200) % GROUPS
 
 
-@pytest.mark.parametrize("prior", ["Student t", "Normal"])
-@pytest.mark.parametrize("empty", [4, 0])
+@pytest.mark.parametrize(
+    ("prior", "empty"),
+    [
+        ("Student t", 4),
+        ("Normal", 4),
+        pytest.param("Student t", 0, marks=pytest.mark.slow),
+        pytest.param("Normal", 0, marks=pytest.mark.slow),
+    ],
+)
 def test_groups_without_an_event_let_effects_with_long_tails_go_where_noise_grows(prior, empty):
     """Not so with a prior that brings them back, and not where each group has events."""
     rng = np.random.default_rng(1)

@@ -234,11 +234,11 @@ def test_limit_stays_where_the_excess_is_within_the_tolerance(tolerance):
 
 @pytest.mark.parametrize("sd", [0.1, 0.5, 5.0])
 def test_limit_stays_on_right_temperatures_but_for_chance(sd):
-    # Six judgements of 500 chains. Without the tolerance each fails by chance with the probability
+    # Six judgements of 150 chains. Without the tolerance each fails by chance with the probability
     # that Student's t with 7 degrees of freedom exceeds 4.
     rng = np.random.default_rng(3)
-    halvings = [-math.log2(limit_after(1 + sd * rng.standard_normal(1024))[-1]) for _ in range(500)]
-    expected = 6 * 500 * student.sf(4, 7)
+    halvings = [-math.log2(limit_after(1 + sd * rng.standard_normal(1024))[-1]) for _ in range(150)]
+    expected = 6 * 150 * student.sf(4, 7)
     assert sum(halvings) <= expected + 4.5 * expected**0.5
     if sd <= 0.1:
         assert sum(halvings) == 0
