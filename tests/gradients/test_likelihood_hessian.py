@@ -160,7 +160,12 @@ def sites_in_regions():
     pm.Poisson("y", pm.math.exp(eta), observed=rng.poisson(1, size=N))
 
 
-EFFECTS = [centred_effects, negative_binomial_with_groups, correlated_slopes, sites_in_regions]
+EFFECTS = [
+    centred_effects,
+    sites_in_regions,
+    pytest.param(negative_binomial_with_groups, marks=pytest.mark.slow),
+    pytest.param(correlated_slopes, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize("write", EFFECTS, ids=lambda f: f.__name__)

@@ -183,7 +183,7 @@ def by_brute_force(model, unknowns, gradient, position, names):
     return logsumexp(values, axis=0) + k * np.log(axis[1] - axis[0])
 
 
-SLOW = set(MODELS) - {"poisson", "gaussian"}
+SLOW = set(MODELS) - {"poisson"}
 EACH = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODELS]
 
 

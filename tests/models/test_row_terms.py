@@ -393,7 +393,10 @@ def test_conditions_that_depend_on_unknowns_move_the_derivative(build):
         setup.check(rng, 1e-10)
 
 
-@pytest.mark.parametrize("build", [linear, mixture, non_centred, softmax])
+@pytest.mark.parametrize(
+    "build",
+    [linear, non_centred, *(pytest.param(b, marks=pytest.mark.slow) for b in (mixture, softmax))],
+)
 def test_difference_in_single_precision(build):
     with config.change_flags(floatX="float32"):
         setup = Setup(build).compile()

@@ -214,6 +214,7 @@ def scores_of_one_unknown(name, K, n):
     return scores(chain(density, np.ones((K, 1)), epsilon, (3, 8), n, 5), second)
 
 
+@pytest.mark.slow  # quickly: test_one_unknown_has_its_moments_though_c_changes
 def test_gaussian_has_its_moments_though_c_changes():
     worst, least, control = gaussian_scores(4000)
     assert worst < LIMIT < control

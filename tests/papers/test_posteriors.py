@@ -212,6 +212,7 @@ QUICK = dict(batch_size=1000, learning_rate=0.015, friction=0.25, n_steps=10, co
 WRONG = dict(QUICK, draws=250, tune=50, mode="CVM")  # a wrong target shows soon
 
 
+@pytest.mark.slow  # quickly: test_draws_have_the_exact_law in step/test_sampling.py
 def test_sghmc_samples_the_wells_posterior(data):
     reference = references.wells(data)
     report = measure(sample(reference, PaperSGHMC, 1, draws=5000, **QUICK), reference)
@@ -219,6 +220,7 @@ def test_sghmc_samples_the_wells_posterior(data):
     assert not discrepancies(report), report
 
 
+@pytest.mark.slow  # quickly, as of the settings that are found: step/test_automatic.py
 def test_check_fails_with_half_of_the_data(data):
     reference = references.wells(data)
     X, y = references.wells_data(data)
