@@ -71,7 +71,12 @@ class NoisyLinear:
     def __init__(self, H, V):
         self.H, self.order = H, NoisyRows(V)
         self.data = SimpleNamespace(
-            is_noisy=[True], noisy_batch_sizes=[1], rows=None, files=(), reload=lambda: None
+            is_noisy=[True],
+            noisy_batch_sizes=[1],
+            n_data_rows=1,
+            rows=None,
+            files=(),
+            reload=lambda: None,
         )
         self.density = SimpleNamespace(
             rewrites=(),

@@ -117,9 +117,9 @@ def check_bias(
     """
     rows = rows_of_step(model, compile_kwargs)
     idata, model = pymc_model_and_draws(idata, model if rows is None else rows.model, "check_bias")
-    if rows is None:
+    rows = rows or ModelRows(model, compile_kwargs)
+    if isinstance(rows, ModelRows):
         refuse_other_rows(idata, model)
-        rows = ModelRows(model, compile_kwargs)
     parameters = [model.values_to_rvs[value] for value in model.continuous_value_vars]
     if not parameters:
         raise ValueError("check_bias: the model has no continuous parameters, so no gradient.")

@@ -78,6 +78,24 @@ class Passes:
         """Log-likelihood and gradient of some rows at hand of a group."""
         return self._weighted(position, 0.0, self.data.part(group, rows), (group, weight))
 
+    def first_row_not_finite(self, position: Array) -> int | None:
+        """Return the number of the first row at hand whose log-likelihood isn't finite, if any."""
+
+        def is_finite(group: int, rows: Array) -> bool:
+            return bool(np.isfinite(self.of_rows(position, group, rows)[0]))
+
+        subset = [np.arange(n) for n in self.data.n_at_hand]
+        with np.errstate(all="ignore"):
+            for chunk in self.data.chunks(subset):
+                rows = chunk.rows
+                if is_finite(chunk.group, rows):
+                    continue
+                while rows.size > 1:
+                    half = rows[: rows.size // 2]
+                    rows = rows[half.size :] if is_finite(chunk.group, half) else half
+                return int(rows[0])
+        return None
+
     def likelihood(
         self, position: Array, subset: Sequence[Array] | None = None
     ) -> tuple[float, Array]:

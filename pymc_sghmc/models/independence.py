@@ -124,6 +124,8 @@ def _row_by_row(
                 reason = f"{len(idx)} rows of data give a log-likelihood of shape {shape}"
                 raise not_sliceable(model, name, group.n_rows, reason)
             if not np.allclose(part, whole[idx], rtol=tolerance, atol=tolerance, equal_nan=True):
+                if any(array.dtype.kind == "f" and np.isnan(array).any() for array in arrays):
+                    return False  # a missing value makes all rows beside it infinite
                 raise NeedsAllRows(
                     f"The rows of {name!r} are not independent given the parameters: the "
                     "log-likelihood of the same rows changes with which other rows are in the "

@@ -129,6 +129,12 @@ def columns_of_containers(
     for name, container in containers.items():
         # a container with another number of rows isn't of these rows
         if name not in found and (not found or container.shape[:1] in n_rows):
+            missing = [label for label in container.columns if label not in names]
+            if container.columns and len(missing) < len(container.columns):
+                raise StreamError(
+                    f"data=: {name!r} takes the columns that its coords name, of which the frame "
+                    f"has no {quoted(map(str, missing))}, only {quoted(map(str, names))}"
+                )
             raise StreamError(
                 f"data=: the frame has no column {name!r}, only {quoted(names) or 'none'}. Name "
                 "the container as a column is named. For several columns give its second dim these "

@@ -4,6 +4,8 @@ No library is imported for an object that may come from it: objects are read by 
 they have, ``__array__`` most of all. Knows containers and values; no loaders, no rows of a chain.
 """
 
+import warnings
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,7 +51,7 @@ def array_for(
     if names is not None:
         array = _stacked(container, what, value, names)
     else:
-        array = _plain(what, value, container.dims)
+        array = _plain(what, value, container)
         # what lies in a file isn't read to look for NaN: passes of a set-up find it
         looks = check_values and not isinstance(array, np.memmap)
         array = _without_missing(what, array, container.columns, looks)
@@ -62,6 +64,7 @@ def array_for(
             f"model. Build the model with a few of these rows{_reshaped(container, array)}"
         )
     if check_values:
+        _warn_of_missing_codes(container, what, array)
         changed = first_changed(array, container.dtype)
         if changed is not None:
             raise StreamError(
@@ -70,6 +73,21 @@ def array_for(
                 "pass values that fit"
             )
     return array
+
+
+def _warn_of_missing_codes(container: Container, what: str, array: Array) -> None:
+    """Warn of -1 as the only negative value, by which pandas marks a missing category."""
+    if container.dtype.kind != "i" or isinstance(array, np.memmap) or not array.size:
+        return
+    if array.min() == -1:
+        count = int((array == -1).sum())
+        warnings.warn(
+            f"{what} has the value -1 in {count} rows. As a code, which column.cat.codes gives to "
+            "missing values, it would count as the last group: drop such rows. If these are "
+            "numbers, build the container with floats.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def first_changed(array: Array, dtype: np.dtype) -> Any:
@@ -98,7 +116,29 @@ def _reshaped(container: Container, array: Array) -> str:
     return ""
 
 
-def _plain(what: str, value: Any, dims: tuple[str | None, ...] = ()) -> Any:
+def _in_order_of_labels(what: str, names: list[Any], labels: Sequence[Any]) -> list[Any]:
+    """Return names of columns in the order of a container's labels, if they are these.
+
+    Wholly other names are taken by position. Names of which some agree are refused: one that is
+    misspelled would let all change places.
+    """
+    if not labels or not names:
+        return names
+    if len(names) == len(labels) and set(names) == set(labels):
+        return list(labels)
+    alike = {str(label).strip().lower() for label in labels}
+    if any(str(name).strip().lower() in alike for name in names):
+        missing = [label for label in labels if label not in names]
+        other = [name for name in names if name not in labels]
+        raise StreamError(
+            f"{what} has columns of which some are labels of its coords: labels without a column "
+            f"are {missing}, columns without a label {other}. Give columns and coords the same "
+            "names, or pass an array, whose columns are in the order of the labels"
+        )
+    return names
+
+
+def _plain(what: str, value: Any, container: Container | None = None) -> Any:
     """Return any form of array as NumPy's, or as pandas' if it is categorical."""
     lazy = library_of(value) == "dask" or getattr(value, "chunks", None) is not None
     if lazy and library_of(value) in ("dask", "xarray"):
@@ -110,8 +150,8 @@ def _plain(what: str, value: Any, dims: tuple[str | None, ...] = ()) -> Any:
         raise StreamError(
             f"{what} is a sparse array, of which no rows can be drawn. Pass value.toarray()"
         )
-    if isinstance(value, xr.DataArray) and set(value.dims) == set(dims):
-        value = value.transpose(*dims)
+    if isinstance(value, xr.DataArray) and container is not None:
+        value = _in_order_of_container(what, value, container)
     if isinstance(getattr(value, "dtype", None), pd.CategoricalDtype):
         return value
     if isinstance(value, np.ndarray):
@@ -130,13 +170,24 @@ def _plain(what: str, value: Any, dims: tuple[str | None, ...] = ()) -> Any:
     )
 
 
+def _in_order_of_container(what: str, value: xr.DataArray, container: Container) -> xr.DataArray:
+    """Return an array of xarray with its dims and its labels in the order of a container's."""
+    if set(value.dims) == set(container.dims):
+        value = value.transpose(*container.dims)
+    if value.ndim == 2 and value.dims[1] in value.indexes:
+        labels = value.indexes[value.dims[1]].tolist()
+        order = _in_order_of_labels(what, labels, container.columns)
+        if order != labels:
+            value = value.sel({value.dims[1]: order})
+    return value
+
+
 def _stacked(container: Container, what: str, frame: Any, names: list[Any]) -> Array:
     """Return the columns of a frame as a matrix, in the order of the container's labels."""
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if twice:
         raise StreamError(f"{what}: two columns of the frame are named {twice[0]!r}. Rename one")
-    if len(names) == len(container.columns) and set(names) == set(container.columns):
-        names = list(container.columns)
+    names = _in_order_of_labels(what, names, container.columns)
     columns = {name: _plain(f"{what}, column {name!r},", frame[name]) for name in names}
     _refuse_missing(what, {name: _n_missing(column) for name, column in columns.items()})
     arrays = [
@@ -223,12 +274,10 @@ def _from_categories(container: Container, what: str, column: Any) -> Array:
     categories = column.dtype.categories
     if not pd.api.types.is_numeric_dtype(categories):
         return _places(container, what, column)
-    if list(categories) != list(range(len(categories))):
-        raise StreamError(
-            f"{what} is categorical, with numbers as categories. Pass column.cat.codes for "
-            "codes from 0 on, or column.astype(float) for the numbers themselves"
-        )
-    return np.asarray(column)
+    raise StreamError(
+        f"{what} is categorical, with numbers as categories. Pass column.cat.codes for "
+        "codes from 0 on, or column.astype(float) for the numbers themselves"
+    )
 
 
 def _from_objects(container: Container, what: str, array: Array) -> Array:
@@ -242,7 +291,10 @@ def _from_objects(container: Container, what: str, array: Array) -> Array:
             f"{what} holds objects ({_examples(array)}), not numbers. Convert them, such as "
             "lists to a column for each entry and dates to days since the first one"
         )
-    return array.astype(NUMBERS[kind])
+    try:
+        return array.astype(NUMBERS[kind])
+    except OverflowError as error:
+        raise StreamError(f"{what} holds a number that 64 bits can't hold: {error}") from error
 
 
 def _examples(array: Array) -> str:
@@ -261,6 +313,13 @@ def _places(container: Container, what: str, labels: Any) -> Array:
     if container.dtype.kind in "iu":
         places = {dim: index.get_indexer(unique) for dim, index in container.labels.items()}
         found = {dim: place for dim, place in places.items() if (place >= 0).all()}
+        for dim, place in places.items():
+            if not found and (place >= 0).any():
+                unknown = quoted(str(label) for label in unique[place < 0][:5])
+                raise StreamError(
+                    f"{what} holds text, of which {unknown} is no label of the model's coords "
+                    f"{dim!r}. Correct it, drop such rows, or add it to the coords"
+                )
     kinds = {place.tobytes(): place for place in found.values()}
     if len(kinds) == 1:
         return next(iter(kinds.values()))[numbers]

@@ -34,22 +34,41 @@ def explanation(
     given = ", ".join(name for name, _ in tuner.gradient.density.given_types)
     others = f", or look at the steps that sample {given}" if given else ""
     odd = ""
-    if np.isfinite(error.position).all():  # else the chain ran away, whatever the data
+    is_set_up = np.isfinite(draw.learning_rate)
+    if np.isfinite(error.position).all() or not is_set_up:  # else it ran away, whatever the data
         odd = tuner.gradient.data.odd_values(error.minibatch)
     rows = "the data" if error.minibatch is None else "these rows of the data"
     if odd == "missing values":
         return f"{where}: {rows} have {odd}. Drop such rows"
+    if odd and not is_set_up:  # they may be bounds
+        return f"{where}: {rows} have {odd}. Drop such rows, unless they are bounds"
     if chain.state is None and not tuner.setups.is_finite_at(start):
         return (
             f"{where} at the starting point. Check the model with model.debug(), or let chains "
             f"start elsewhere, by pm.sample(initvals={{name: value}}){others}"
         )
-    if odd:  # they may be bounds
+    if odd:
         return f"{where}: {rows} have {odd}. Drop such rows, unless they are bounds"
+    if not is_set_up:
+        return f"{where} while the step is set up{_of_row(error, tuner)}{others}"
     eta = draw.learning_rate
     return (
         f"{where} at inner step {chain.n_updates} (draw {chain.n_tuned + chain.n_kept} of this "
         f"chain) with learning_rate={eta:.3g}. {_advice(tuner, eta)}{others}"
+    )
+
+
+def _of_row(error: Any, tuner: Any) -> str:
+    """Name a row whose log-likelihood isn't finite."""
+    data = tuner.gradient.data
+    if not np.isfinite(error.position).all() or data.rows_of_each > 1:
+        return ". Check the data for values that the likelihood doesn't allow"
+    row = tuner.gradient.passes.first_row_not_finite(error.position)
+    if row is None:
+        return ". Check the model with model.debug()"
+    return (
+        f": the log-likelihood of row {row} is not finite there. Does the likelihood allow the "
+        "values of this row? Correct or drop such rows"
     )
 
 

@@ -107,7 +107,16 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         given = checked(shared)
         # PyTensor notes where each variable was made, for messages: thousands of them here
         with shown(type(self).__name__) as display, config.change_flags(traceback__limit=0):
-            tuning = self._build(vars, own, friction, noise, given, display)
+            try:
+                tuning = self._build(vars, own, friction, noise, given, display)
+            except IndexError as error:
+                if "out of bounds" not in str(error):
+                    raise
+                raise ValueError(
+                    f"The data have an index that the model has no entry for: {error}. Numbers of "
+                    "groups go from 0 to the number of groups less one, as column.cat.codes gives "
+                    "them."
+                ) from error
         if tuning is not None:
             self._tell(tuning, display)
         log_rows_elsewhere(type(self).__name__, self.tuner.gradient.density.data_rows)

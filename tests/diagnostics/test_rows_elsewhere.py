@@ -165,6 +165,19 @@ def test_a_step_without_data_stands_for_its_model_and_several_steps_for_one():
         np.testing.assert_array_equal(report, reports[0])
 
 
+def test_a_step_whose_model_was_given_other_rows_judges_no_run():
+    """As for predictions: its model's rows aren't those of the run any more."""
+    with pm.Model():
+        mu = pm.Normal("mu", 0, 10)
+        pm.Normal("y", mu + pm.Data("x", np.zeros(50)), 1.0, observed=pm.Data("data", np.ones(50)))
+        step = SGHMC(batch_size=10, compile_kwargs=FAST)
+        idata = pm.sample(20, tune=20, chains=1, step=step, random_seed=1, **QUIET)
+        check_bias(idata, step)
+        pm.set_data({"x": np.zeros(7), "data": np.zeros(7)})
+    with pytest.raises(ValueError, match="made with 50 rows, and the model holds 7"):
+        check_bias(idata, step)
+
+
 def test_a_copy_of_a_step_has_no_model():
     model = regression(FEW)
     step = copy.deepcopy(SGHMC(model=model, data=data_of(model), **SETTINGS))

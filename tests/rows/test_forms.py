@@ -16,6 +16,7 @@ import xarray as xr
 from modes import FAST
 from targets import gradient_of
 
+from pymc_sghmc import SGHMC
 from pymc_sghmc.loaders import ArrayLoader, ParquetLoader
 from pymc_sghmc.rows.containers import containers_of
 from pymc_sghmc.rows.forms import known_form
@@ -238,8 +239,10 @@ FORMS = [
     ("pandas: frame of one column for a vector", lambda path: with_(y=frame()[["y"]]), 'frame."name". of a frame'),
     ("pandas: frame of no columns", lambda path: pd.DataFrame(index=range(N)), "no column 'X', only none"),
     ("pandas: frame of no rows", lambda path: frame().iloc[:0], "the arrays have no rows"),
-    ("pandas: frame without a column", lambda path: frame().drop(columns="dose"), "no column 'X', only 'age', 'y'"),
+    ("pandas: frame without a column", lambda path: frame().drop(columns="dose"), "has no 'dose', only 'age'"),
     ("pandas: two columns of a name", lambda path: with_(X=pd.concat([frame()["age"]] * 2, axis=1)), "are named 'age'"),
+    ("pandas: one column misspelled", lambda path: with_(X=frame()[PREDICTORS[::-1]].rename(columns={"age": "age "})), r"without a column are .'age'"),
+    ("pandas: wholly other columns", lambda path: with_(X=frame()[PREDICTORS].set_axis(["u", "v"], axis=1)), WORKS),
     ("pandas: missing values", lambda path: frame(dose=missing_at(X[:, 1], 3, 5)), r"2 in column 'dose'\).*dropna"),
     ("pandas: Int64", pandas_column(Y.astype(int), "Int64"), WORKS),
     ("pandas: Int64 with <NA>", pandas_column(missing_at(Y, 1), "Int64"), r"missing values \(1\)"),
@@ -251,10 +254,12 @@ FORMS = [
     ("pandas: text with coords", lambda path: with_(clinic=pd.Series(NAMES)), WORKS),
     ("pandas: categories with coords", lambda path: frame(clinic=pd.Categorical(NAMES, CLINICS[::-1])), WORKS),
     ("pandas: categories, one missing", lambda path: with_(clinic=pd.Series(missing_at(NAMES, 0), dtype="category")), r"missing values \(1\)"),
+    ("pandas: one label misspelled", lambda path: with_(clinic=np.where(np.arange(N) == 5, "West", NAMES).astype(object)), "'West' is no label"),
     ("pandas: other text than coords", lambda path: with_(clinic=pd.Series(NAMES).str.upper()), "holds text .*'NORTH'.*cat.codes"),
     ("pandas: text for numbers", pandas_column(NAMES), "holds text .*float64 in the model"),
     ("pandas: categories for numbers", pandas_column(NAMES, "category"), "holds text .*float64 in the model"),
     ("pandas: categories that are numbers", pandas_column(Y + 3, "category"), "categorical, with numbers"),
+    ("pandas: categories that look like codes", lambda path: with_(clinic=pd.Series(CLINIC, dtype="category")), "categorical, with numbers"),
     ("pandas: dates", pandas_column(pd.Timestamp("2020-01-01") + pd.to_timedelta(Y, "D")), "holds dates or times"),
     ("pandas: dates with a zone", pandas_column([pd.Timestamp("2020-01-01", tz="UTC")] * N), "holds objects .*Timestamp"),
     # Polars
@@ -276,6 +281,8 @@ FORMS = [
     # xarray
     ("xarray: arrays", lambda path: {name: xr.DataArray(rows) for name, rows in ROWS.items()}, WORKS),
     ("xarray: dims in another order", lambda path: with_(X=xr.DataArray(X.T, dims=("predictor", "row"))), WORKS),
+    ("xarray: labels in another order", lambda path: with_(X=xr.DataArray(X[:, ::-1], dims=("i", "j"), coords={"j": PREDICTORS[::-1]})), WORKS),
+    ("xarray: a label misspelled", lambda path: with_(X=xr.DataArray(X, dims=("i", "j"), coords={"j": ["Age", "weight"]})), "columns without a label"),
     ("xarray: a dataset of columns", lambda path: xr.Dataset.from_dataframe(frame()), WORKS),
     ("xarray: a dataset of arrays", lambda path: xr.Dataset({"X": (("i", "j"), X), "y": ("i", Y), "clinic": ("i", CLINIC)}), WORKS),
     # In files, and computed later
@@ -378,6 +385,19 @@ def test_one_array_needs_no_name_in_a_model_of_one_container():
     for data in (Y, pd.Series(Y), xr.DataArray(Y)):
         rows = given_arrays(containers, known_form(data, containers))
         np.testing.assert_array_equal(rows["outcome"], Y)
+
+
+def test_a_code_of_a_missing_category_is_warned_of():
+    with pytest.warns(UserWarning, match=r"'clinic' has the value -1 in 1 rows"):
+        given_arrays(
+            containers_of(small_model()), with_(clinic=np.where(np.arange(N) == 7, -1, CLINIC))
+        )
+
+
+def test_an_index_beyond_the_groups_is_refused_in_words():
+    rows = with_(clinic=np.where(np.arange(N) == N - 1, 9, CLINIC))
+    with small_model(), pytest.raises(ValueError, match=r"index 9 is out of bounds .*cat\.codes"):
+        SGHMC(batch_size=10, data=rows)
 
 
 def test_text_that_two_coords_have_at_different_places_is_refused():
