@@ -112,8 +112,9 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             except IndexError as error:
                 if "out of bounds" not in str(error):
                     raise
+                reason = str(error).splitlines()[0]  # PyTensor adds pages to it
                 raise ValueError(
-                    f"The data have an index that the model has no entry for: {error}. Numbers of "
+                    f"The data have an index that the model has no entry for: {reason}. Numbers of "
                     "groups go from 0 to the number of groups less one, as column.cat.codes gives "
                     "them."
                 ) from error
