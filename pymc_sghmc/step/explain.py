@@ -40,15 +40,14 @@ def explanation(
     rows = "the data" if error.minibatch is None else "these rows of the data"
     if odd == "missing values":
         return f"{where}: {rows} have {odd}. Drop such rows"
-    if odd and not is_set_up:  # they may be bounds
+    starts_well = chain.state is not None or tuner.setups.is_finite_at(start)
+    if odd and (starts_well or not is_set_up):  # they may be bounds
         return f"{where}: {rows} have {odd}. Drop such rows, unless they are bounds"
-    if chain.state is None and not tuner.setups.is_finite_at(start):
+    if not starts_well:
         return (
             f"{where} at the starting point. Check the model with model.debug(), or let chains "
             f"start elsewhere, by pm.sample(initvals={{name: value}}){others}"
         )
-    if odd:
-        return f"{where}: {rows} have {odd}. Drop such rows, unless they are bounds"
     if not is_set_up:
         return f"{where} while the step is set up{_of_row(error, tuner)}{others}"
     eta = draw.learning_rate
