@@ -22,7 +22,7 @@ from pymc_sghmc.models.graphs import parts_of_vector
 from pymc_sghmc.models.row_terms import difference, row_terms
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory, Minibatch
-from pymc_sghmc.rows.orders import ByLeverage, Order
+from pymc_sghmc.rows.orders import Order
 
 __all__ = ["Anchor", "ControlVariates"]
 
@@ -91,11 +91,11 @@ class ControlVariates(AroundCentre):
             ends = [centre + sign * shift for shift in metric.to_thetas(z) for sign in (1, -1)]
             points = [position, *(point.astype(dtype) for point in ends)]
             with np.errstate(all="ignore"):
-                order = ByLeverage(self.data, self.passes.leverages(self.row_function, points))
+                order = by_leverage = self.passes.by_leverage(self.row_function, points)
             passes += len(points)
-        if self.has_tables:
-            tables = self.passes.tables(self.row_function, position)
-            passes += 1
+            if self.has_tables:
+                tables = self.passes.tables(self.row_function, position, by_leverage)
+                passes += 1
         self.anchor = Anchor(position, *self._likelihood(position), order, tables)
         return passes
 
@@ -198,7 +198,7 @@ def _with_row_terms(
     if cut is None:
         return None
     numbers = [sum(c.size for c in cuts) for cuts in cut.cuts]
-    size = 8 * sum(n * n_rows for n, n_rows in zip(numbers, data.n_rows, strict=True))
+    size = 8 * sum(n * n_rows for n, n_rows in zip(numbers, data.n_kept, strict=True))
     if size > max(FEW_BYTES, sum(array.nbytes for array in data.arrays) // 4):
         return None
     own = graph.position

@@ -5,7 +5,7 @@ Knows densities and rows, no minibatches of a chain.
 
 import math
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,8 +19,9 @@ from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.likelihood_hessian import SecondDerivatives
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.protocols import Array
-from pymc_sghmc.rows.data import InMemory
+from pymc_sghmc.rows.data import Chunk, InMemory
 from pymc_sghmc.rows.orders import ByLeverage
+from pymc_sghmc.rows.pool import SCALED_ROWS, FromPool, PoolDraw
 from pymc_sghmc.threads import in_order
 
 if TYPE_CHECKING:
@@ -83,26 +84,22 @@ def expand(gradient: "SecondOrder", centre: Array, metric: Metric) -> tuple[Expa
         sign * far * shift for far in DISTANCES for shift in metric.to_thetas(z) for sign in (1, -1)
     ]
     probes = [gradient.seen(centre + shift) for shift in shifts]
+    of_block = partial(_expanded, gradient, theta, probes, by_position, metric)
+    kept = _Kept(gradient) if data.pool is None else _Drawn(gradient, of_block)
     logp = 0.0
     slope = np.zeros(d)
     hessian: Any = 0.0  # a matrix, full or sparse
-    tables = [
-        np.empty((n, q.size), dtype=dtype)
-        for n, q in zip(data.n_rows, gradient.quadratics, strict=True)
-    ]
-    leverages = [np.zeros(n) for n in data.n_rows]
-    of_block = partial(_expanded, gradient, theta, probes, by_position, metric)
     with np.errstate(all="ignore"):
-        for found in in_order(of_block, _blocks(gradient)):
-            logp += found.logp
-            slope += found.slope
-            hessian = hessian + found.hessian
-            leverages[found.group][found.rows] = found.leverages
-            tables[found.group][found.rows] = found.table
+        for found in in_order(of_block, _blocks(gradient, data.chunks())):
+            weight = found.block.weight
+            logp += weight * found.logp
+            slope += weight * found.slope
+            hessian = hessian + weight * found.hessian
+            kept.add(found)
     hessian = _arrays_of(hessian, gradient.has_sparse_hessian, dtype)
     if not (np.isfinite(logp) and np.isfinite(slope).all() and np.isfinite(hessian[0]).all()):
         raise NonFinite(position, slope, logp)
-    order = ByLeverage(data, leverages)
+    order, tables = kept.result()
     expansion = Expansion(
         position=position,
         centre=theta,
@@ -115,11 +112,81 @@ def expand(gradient: "SecondOrder", centre: Array, metric: Metric) -> tuple[Expa
     return expansion, 2.0 + len(probes) + found.n_passes
 
 
+class _Kept:
+    """What is kept of all rows in memory.
+
+    Parameters
+    ----------
+    gradient : SecondOrder
+    """
+
+    def __init__(self, gradient: "SecondOrder") -> None:
+        self._data = gradient.data
+        n_rows = self._data.n_rows
+        self._tables = _empty_tables(gradient, n_rows)
+        self._leverages = [np.zeros(n) for n in n_rows]
+
+    def add(self, found: "_Expanded") -> None:
+        """Keep what is known of a block."""
+        group, rows = found.block.group, found.block.rows
+        self._leverages[group][rows] = found.leverages
+        self._tables[group][rows] = found.table
+
+    def result(self) -> tuple[ByLeverage, list[Array]]:
+        """Return the order in which rows are drawn, and their tables."""
+        return ByLeverage(self._data, self._leverages), self._tables
+
+
+class _Drawn:
+    """What is kept of rows that are drawn from a source, once.
+
+    Parameters
+    ----------
+    gradient : SecondOrder
+    of_block : callable
+        Finds what is known of a block.
+    """
+
+    def __init__(
+        self, gradient: "SecondOrder", of_block: Callable[["_Block"], "_Expanded"]
+    ) -> None:
+        self._gradient = gradient
+        self._of_block = of_block
+        data = gradient.data
+        at_hand = [np.arange(min(n, SCALED_ROWS)) for n in data.n_at_hand]
+        with np.errstate(all="ignore"):
+            found = map(of_block, _blocks(gradient, data.chunks(at_hand)))
+            leverages = np.concatenate([part.leverages for part in found])
+        assert data.pool is not None
+        self._draw = PoolDraw(data.pool.size, float(np.nan_to_num(leverages, posinf=0.0).mean()))
+
+    def add(self, found: "_Expanded") -> None:
+        """Offer the rows of a block."""
+        block = found.block
+        self._draw.add(block.arrays, block.rows, found.leverages)
+
+    def result(self) -> tuple[ByLeverage, list[Array]]:
+        """Return the order in which rows are drawn, and their tables."""
+        gradient = self._gradient
+        order = FromPool(gradient.data, self._draw.pool(gradient.data.row_weight))
+        [table] = _empty_tables(gradient, order.sizes)
+        with np.errstate(all="ignore"):
+            for found in in_order(self._of_block, _blocks(gradient, order.chunks())):
+                table[found.block.rows] = found.table
+        return order, [table]
+
+
+def _empty_tables(gradient: "SecondOrder", n_rows: Sequence[int]) -> list[Array]:
+    dtype = gradient.density.dtype
+    return [
+        np.empty((n, q.size), dtype=dtype) for n, q in zip(n_rows, gradient.quadratics, strict=True)
+    ]
+
+
 class _Expanded(NamedTuple):
     """What a block of rows adds to an expansion."""
 
-    group: int
-    rows: Array
+    block: "_Block"
     logp: float
     slope: Array
     hessian: Any
@@ -137,12 +204,12 @@ def _expanded(
     block: "_Block",
 ) -> _Expanded:
     """See `expand`."""
-    rows, inputs, k = block
+    k, inputs = block.group, block.inputs
     q = gradient.quadratics[k]
     here = gradient.first(theta, *inputs)[k].astype(float)
     C = q.symmetric(gradient.second(theta, *inputs)[k].astype(float))
     log_likelihood, c, zeta = _parts(here, q.m)
-    dc, dzeta = np.empty((2, rows.size, len(probes), q.m))
+    dc, dzeta = np.empty((2, block.rows.size, len(probes), q.m))
     for p, probe in enumerate(probes):
         there = gradient.first(probe, *inputs)[k].astype(float)
         dc[:, p], dzeta[:, p] = _differences(there, here, q.m)
@@ -153,8 +220,7 @@ def _expanded(
     b = c - np.einsum("nab,nb->na", C, zeta)
     a = log_likelihood - 0.5 * ((b + c) * zeta).sum(axis=1)
     return _Expanded(
-        group=k,
-        rows=rows,
+        block=block,
         logp=float(log_likelihood.sum()),
         slope=J.total(c),
         hessian=J.hessian(C),
@@ -202,8 +268,9 @@ def is_right(gradient: "SecondOrder", centre: Array, metric: Metric) -> bool:
     points = [(centre + far * shift).astype(dtype) for far in (-1.0, 0.7)]
     thetas = [gradient.seen(point) for point in points]
     by_position = [gradient.derivatives_seen(point) for point in points]
-    few = [np.linspace(0, n - 1, min(CHECKED_ROWS, n)).astype(int) for n in gradient.data.n_rows]
-    for rows, inputs, k in _blocks(gradient, few):
+    at_hand = gradient.data.n_at_hand
+    few = [np.linspace(0, n - 1, min(CHECKED_ROWS, n)).astype(int) for n in at_hand]
+    for rows, inputs, k, *_ in _blocks(gradient, gradient.data.chunks(few)):
         by_theta = gradient.jacobian(k, inputs)
         for point, theta, T in zip(points, thetas, by_position, strict=True):
             J = by_theta.after(T)
@@ -220,8 +287,8 @@ def is_right(gradient: "SecondOrder", centre: Array, metric: Metric) -> bool:
 def rows_for_noise(gradient: "SecondOrder") -> list[int]:
     """How many rows of each group tell the noise of minibatches: all of them, or some."""
     if gradient.density.group_coefficients:
-        return list(gradient.data.n_rows)
-    return [min(n, NOISE_ROWS) for n in gradient.data.n_rows]
+        return list(gradient.data.n_kept)
+    return [min(n, NOISE_ROWS) for n in gradient.data.n_kept]
 
 
 def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metric) -> Array:
@@ -236,7 +303,7 @@ def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metr
     some = [
         np.sort(pool[rng.integers(pool.size, size=size)]).astype(np.int64) if size < n else None
         for n, size, pool in zip(
-            gradient.data.n_rows, rows_for_noise(gradient), anchor.order.pools, strict=True
+            anchor.order.sizes, rows_for_noise(gradient), anchor.order.pools, strict=True
         )
     ]
     d = gradient.density.d
@@ -245,14 +312,23 @@ def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metr
     thetas = [gradient.seen(point) for point in points]
     by_position = [gradient.derivatives_seen(point) for point in points]
 
+    subset = None
+    if any(rows is not None for rows in some):
+        subset = [
+            np.arange(n) if rows is None else rows
+            for n, rows in zip(anchor.order.sizes, some, strict=True)
+        ]
+
     def of_block(block: _Block) -> tuple[int, list[Array], list[Array]]:
-        rows, inputs, k = block
+        rows, inputs, k, *_ = block
         q = gradient.quadratics[k]
         table = anchor.tables[k][rows].astype(float)
         C = q.symmetric(table[:, 1 + q.m :])
         by_theta = gradient.jacobian(k, inputs)
         rarity = anchor.order.pools[k].size / anchor.order.counts[k][rows]
-        stands_for = np.ones(rows.size) if some[k] is None else rarity / NOISE_ROWS
+        stands_for = rarity / NOISE_ROWS
+        if some[k] is None:
+            stands_for = anchor.order.stands_for(k, rows)
         of_sums = []
         of_squares = []
         for theta, T in zip(thetas, by_position, strict=True):
@@ -265,37 +341,35 @@ def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metr
         return k, of_sums, of_squares
 
     with np.errstate(all="ignore"):
-        for k, of_sums, of_squares in in_order(of_block, _blocks(gradient, some)):
+        blocks = _blocks(gradient, anchor.order.chunks(subset))
+        for k, of_sums, of_squares in in_order(of_block, blocks):
             sums[:, k] += of_sums
             squares[:, k] += of_squares
     return squares - np.square(sums)
 
 
-_Block = tuple[Array, tuple[Any, ...], int]  # rows, what functions of them take, and their group
+class _Block(NamedTuple):
+    """Rows of one group, few enough for their Jacobians."""
+
+    rows: Array  # their numbers
+    inputs: tuple[Any, ...]  # what functions of them take
+    group: int
+    arrays: tuple[Array, ...]  # whose rows they are
+    weight: float  # of each
 
 
-def _blocks(
-    gradient: "SecondOrder", some: Sequence[Array | None] | None = None
-) -> Iterator[_Block]:
-    """Yield rows of one group, few enough for their Jacobians, and what their functions take.
-
-    ``some`` has the numbers of those rows of each group that are wanted, None for all.
-    """
+def _blocks(gradient: "SecondOrder", chunks: Iterable[Chunk]) -> Iterator[_Block]:
+    """Cut chunks of rows into blocks."""
     data = gradient.data
     d = gradient.density.d
-    subset = None
-    if some is not None and any(rows is not None for rows in some):
-        subset = [
-            np.arange(n) if rows is None else rows
-            for n, rows in zip(data.n_rows, some, strict=True)
-        ]
-    for chunk in data.chunks(subset):
+    for chunk in chunks:
         m = gradient.quadratics[chunk.group].m
         n = max(16, BLOCK_BYTES // (8 * m * (d + PER_ROW)))
         for start in range(0, chunk.rows.size, n):
             rows = chunk.rows[start : start + n]
             numbers = data.part(chunk.group, rows).rows
-            yield rows, (*numbers, *chunk.arrays, *gradient.density.given), chunk.group
+            inputs = (*numbers, *chunk.arrays, *gradient.density.given)
+            yield _Block(rows, inputs, chunk.group, chunk.arrays, chunk.weight)
 
 
 def _parts(first: Array, m: int) -> tuple[Array, Array, Array]:

@@ -21,7 +21,7 @@ from pymc_sghmc.gradients.row_weights import Symbolic
 from pymc_sghmc.loops.backends import resident
 from pymc_sghmc.models.row_model import RowModel
 from pymc_sghmc.protocols import Array
-from pymc_sghmc.rows.data import InMemory, Minibatch
+from pymc_sghmc.rows.data import InMemory, Minibatch, PoolPlan
 from pymc_sghmc.rows.epochs import Epochs
 from pymc_sghmc.rows.orders import Order, WithReplacement
 from pymc_sghmc.rows.sources import Source
@@ -97,7 +97,11 @@ class MinibatchGradient:
 
 
 def minibatch_gradient(
-    rows: RowModel, density: LogDensity, source: Source | None = None, replace: bool = True
+    rows: RowModel,
+    density: LogDensity,
+    source: Source | None = None,
+    replace: bool = True,
+    pool: PoolPlan | None = None,
 ) -> MinibatchGradient:
     """Make the gradient of a density from its rows in memory, or in windows of a source.
 
@@ -110,10 +114,14 @@ def minibatch_gradient(
         Yields the rows; default: they are in memory.
     replace : bool, default True
         Whether rows in memory are drawn with replacement.
+    pool : PoolPlan, optional
+        Of rows of a source, to draw from; default: its windows.
     """
     if source is not None:
-        streamed = Streamed(source, rows.groups, density.sources, density.weights_dtype)
-        return MinibatchGradient(density, streamed, Windows(streamed))
+        dtype = density.weights_dtype
+        streamed = Streamed(source, rows.groups, density.sources, dtype, pool)
+        order = Windows(streamed) if pool is None else WithReplacement(streamed)
+        return MinibatchGradient(density, streamed, order)
     make_data = rows.make_data or InMemory
     place = partial(resident, density.function)
     data = make_data(rows.groups, density.sources, density.weights_dtype, place)

@@ -17,6 +17,8 @@ from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.likelihood_hessian import RowFunction, SecondDerivatives
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch
+from pymc_sghmc.rows.orders import ByLeverage
+from pymc_sghmc.rows.pool import SCALED_ROWS, FromPool, PoolDraw
 from pymc_sghmc.threads import in_order
 
 __all__ = ["ChunkInputs", "Passes", "by_row"]
@@ -47,10 +49,18 @@ def by_row(
     subset = None
     if rows is not None:
         subset = tuple(rows if k == group else none for k in range(len(data.n_rows)))
-    for chunk in data.chunks(subset):
+    for chunk, inputs in with_inputs(density, data, data.chunks(subset)):
         if group in (None, chunk.group):
-            numbers = data.part(chunk.group, chunk.rows).rows
-            yield chunk, (*numbers, *chunk.arrays, *density.given)
+            yield chunk, inputs
+
+
+def with_inputs(
+    density: LogDensity, data: InMemory, chunks: Iterable[Chunk]
+) -> Iterator[ChunkInputs]:
+    """Yield chunks of rows with what functions of rows take of each besides a position."""
+    for chunk in chunks:
+        numbers = data.part(chunk.group, chunk.rows).rows
+        yield chunk, (*numbers, *chunk.arrays, *density.given)
 
 
 class Passes:
@@ -124,7 +134,7 @@ class Passes:
             sums[-1] = sums[-1] + gradient
             sizes[-1] += chunk.rows.size
             weight = chunk.weight
-        if len(sums) > 1 and not self.order_is_checked:
+        if len(sums) > 1 and not self.order_is_checked and self.data.pool is None:
             self.order_is_checked = True
             self._check_order(position, np.array(sums) / weight, np.array(sizes))
         return logp, np.sum(sums, axis=0)
@@ -192,8 +202,8 @@ class Passes:
         likelihood = self.likelihood(position, subset)
         return float(prior[0]) + likelihood[0], prior[1] + likelihood[1]
 
-    def leverages(self, row_function: RowFunction, points: Sequence[Array]) -> list[Array]:
-        """Curvature of each row's log-likelihood between ``points``, for each group of rows.
+    def by_leverage(self, row_function: RowFunction, points: Sequence[Array]) -> ByLeverage:
+        """Return the order in which rows are drawn by the curvature of their log-likelihood.
 
         ``points`` are a middle and pairs of ends on either side of it; of each pair the second
         difference of the log-likelihood is taken, and of these the root mean square.
@@ -206,23 +216,33 @@ class Passes:
             squares = np.mean(np.square(differences), axis=0)
             return chunk, np.nan_to_num(np.sqrt(squares), posinf=0.0)
 
+        found = self._in_order(of_chunk, with_inputs(self.density, self.data, self.data.chunks()))
+        if self.data.pool is not None:
+            at_hand = [np.arange(min(n, SCALED_ROWS)) for n in self.data.n_at_hand]
+            few = map(of_chunk, with_inputs(self.density, self.data, self.data.chunks(at_hand)))
+            scale = np.concatenate([leverages for _, leverages in few]).mean()
+            draw = PoolDraw(self.data.pool.size, float(scale))
+            for chunk, leverages in found:
+                draw.add(chunk.arrays, chunk.rows, leverages)
+            return FromPool(self.data, draw.pool(self.data.row_weight))
         out = [np.zeros(n_rows, dtype=np.float32) for n_rows in self.data.n_rows]
-        for chunk, leverages in self._in_order(of_chunk, by_row(self.density, self.data)):
+        for chunk, leverages in found:
             out[chunk.group][chunk.rows] = leverages
-        return out
+        return ByLeverage(self.data, out)
 
-    def tables(self, row_function: RowFunction, position: Array) -> list[Array]:
-        """Return what ``row_function`` says of each row but its log-likelihood, by group."""
+    def tables(self, row_function: RowFunction, position: Array, order: ByLeverage) -> list[Array]:
+        """Return what ``row_function`` says of each row of an order but its log-likelihood."""
 
         def of_chunk(part: ChunkInputs) -> tuple[Chunk, Array]:
             chunk, inputs = part
             return chunk, row_function(position, *inputs)[chunk.group][:, 1:]
 
         out: list[Any] = [None] * len(self.data.n_rows)
-        for chunk, part in self._in_order(of_chunk, by_row(self.density, self.data)):
+        chunks = with_inputs(self.density, self.data, order.chunks())
+        for chunk, part in self._in_order(of_chunk, chunks):
             k = chunk.group
             if out[k] is None:
-                out[k] = np.empty((self.data.n_rows[k], part.shape[1]), dtype=part.dtype)
+                out[k] = np.empty((order.sizes[k], part.shape[1]), dtype=part.dtype)
             out[k][chunk.rows] = part
         return out
 

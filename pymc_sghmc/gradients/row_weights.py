@@ -36,13 +36,14 @@ def symbolic_weights(
     fixed : list of TensorVariable
         What `RowWeights.fixed` gives.
     """
-    by_leverage = isinstance(order, ByLeverage)
     weights = {}
     drawn = []
     fixed = []
-    for row, weight, noisy in zip(graph.rows, graph.row_weights, data.is_noisy, strict=True):
-        if noisy and by_leverage:
-            counts = pt.ivector("counts")
+    for k, (row, weight, noisy) in enumerate(
+        zip(graph.rows, graph.row_weights, data.is_noisy, strict=True)
+    ):
+        if noisy and isinstance(order, ByLeverage):
+            counts = pt.vector("counts", dtype=order.counts[k].dtype)
             size = pt.scalar("pool_size", dtype=weight.dtype)
             weights[weight] = (size / row.shape[0] / counts[row]).astype(weight.dtype)
             fixed += [size, counts]

@@ -210,7 +210,7 @@ def second_order(gradient: MinibatchGradient) -> AroundExpansion:
         raise NotApplicable(NO_PREDICTORS)
     data = gradient.data
     sizes = [quadratic.size for quadratic in derivatives.quadratics]
-    memory = 8 * sum(n * size for n, size in zip(data.n_rows, sizes, strict=True))
+    memory = 8 * sum(n * size for n, size in zip(data.n_kept, sizes, strict=True))
     if memory > max(FEW_BYTES, sum(array.nbytes for array in data.arrays)):
         raise NotApplicable(f"it would take {memory / 1e9:.1f} GB beside the data")
     has_sparse_hessian = density.d > MOST_UNKNOWNS
@@ -226,8 +226,9 @@ def _work(density: LogDensity, data: InMemory, derivatives: SecondDerivatives) -
     """Multiplications for the spread of all rows' ζ in a dense metric, by some of the rows."""
     work = 0.0
     for k, n_rows in enumerate(data.n_rows):
-        n_tried = min(n_rows, TRIED_ROWS)
-        rows = np.linspace(0, n_rows - 1, n_tried).astype(int)
+        n_at_hand = data.n_at_hand[k]
+        n_tried = min(n_at_hand, TRIED_ROWS)
+        rows = np.linspace(0, n_at_hand - 1, n_tried).astype(int)
         inputs = (*data.part(k, rows).rows, *data.resident, *density.given)
         found = derivatives.jacobian(density, k, inputs)
         if found is None:

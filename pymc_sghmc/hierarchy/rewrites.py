@@ -84,10 +84,6 @@ def integrated_effects(
 def _obstacles(given: Mapping[str, Any]) -> dict[str, str]:
     """Arguments, by name, with which effects can't be integrated out, and why."""
     problems = {
-        "data": given["data"] is not None
-        and not isinstance(given["data"], Mapping)
-        and "a loader gives rows in windows, and groups need all of theirs at once. Pass arrays, "
-        "such as np.memmap",
         "compile_kwargs": is_jax((given["compile_kwargs"] or {}).get("mode"))
         and "JAX compiles for a fixed number of rows, and groups differ. Use Numba or C",
         "blocked": not given["blocked"]
@@ -121,7 +117,8 @@ def advise_to_integrate_out(
 ) -> None:
     """Log which effects could be integrated out, where there are many groups of few rows."""
     centring = centring_of(gradient.density)
-    if centring is None or _obstacles(given):
+    data = gradient.data
+    if centring is None or _obstacles(given) or data.n_at_hand != data.n_rows:
         return
     by_groups: dict[int, list[str]] = {}
     for name in centring.by_name():

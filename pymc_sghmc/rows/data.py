@@ -18,7 +18,7 @@ from pymc_sghmc.models.graphs import array_of, odd_values
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.files import MappedFile, mapped_file
 
-__all__ = ["Chunk", "InMemory", "Minibatch", "Minibatches"]
+__all__ = ["Chunk", "InMemory", "Minibatch", "Minibatches", "PoolPlan"]
 
 CHUNK_BYTES = 2**22  # of data gathered at a time in a pass over all rows
 
@@ -55,6 +55,14 @@ class Chunk(NamedTuple):
     arrays: tuple[Array, ...]
 
 
+class PoolPlan(NamedTuple):
+    """How many rows a pool has."""
+
+    size: int
+    most: int  # that it may have where the error is larger
+    error: float  # that it may cause in a posterior mean, in posterior standard deviations
+
+
 class InMemory:
     """Arrays that are at hand as a whole, those of a `np.memmap` included.
 
@@ -84,6 +92,7 @@ class InMemory:
     files: Sequence[MappedFile] = ()
     rows_of_each = 1.0  # what is drawn: rows, or units of so many on average
     threads: int | None = None  # that work on chunks of a pass; None: as many as there are
+    pool: PoolPlan | None = None  # from which minibatches are drawn, where not all are at hand
 
     def __init__(
         self,
@@ -140,6 +149,19 @@ class InMemory:
     def n_data_rows(self) -> int:
         """Number of rows of the data, the largest where groups differ; 0 if all are used whole."""
         return max(map(len, self.arrays), default=0)
+
+    @property
+    def n_kept(self) -> list[int]:
+        """Number of rows of each group of which a gradient may keep numbers."""
+        return self.n_rows
+
+    @property
+    def row_weight(self) -> float:
+        """How often each row of a pass counts."""
+        return 1.0
+
+    def enlarge_pool(self) -> None:
+        """Let pools that are drawn from now on have as many rows as they may."""
 
     def resize(self, rows: int | None) -> None:
         """Let minibatches have so many rows of each group; None: as given.

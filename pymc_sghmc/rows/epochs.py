@@ -40,6 +40,11 @@ class Epochs:
     def __init__(self, data: InMemory) -> None:
         self.data = data
 
+    @property
+    def sizes(self) -> list[int]:
+        """Number of rows that minibatches are drawn from, of each group."""
+        return self.data.n_rows
+
     def draw(self, rng: np.random.Generator, place: Place, k: int) -> tuple[Minibatches, Place]:
         """Draw the next ``k`` minibatches."""
         seed, t = place or (int(rng.integers(2**63)), 0)

@@ -6,7 +6,7 @@ after whatever reads rows. Knows memory maps and files.
 
 import os
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ __all__ = [
     "MappedFile",
     "check_file",
     "check_files",
+    "is_on_disk",
     "mapped_file",
     "whole_files",
 ]
@@ -51,6 +52,11 @@ def mapped_file(array: Any) -> MappedFile | None:
         return None
     needed = memory_map.offset + memory_map.nbytes
     return MappedFile(name=os.fspath(memory_map.filename), needed=needed)
+
+
+def is_on_disk(arrays: Mapping[str, Any]) -> bool:
+    """Whether any of these arrays lies in a file."""
+    return any(mapped_file(array) is not None for array in arrays.values())
 
 
 def check_file(name: str, array: Any) -> None:

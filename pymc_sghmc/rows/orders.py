@@ -5,14 +5,14 @@ does not keep: ``draw(rng, place, k) -> (Minibatches, place)``. `Epochs` and `Wi
 too. Knows rows, no gradients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any, Protocol, Self
 
 import numpy as np
 
 from pymc_sghmc.protocols import Array
-from pymc_sghmc.rows.data import InMemory, Minibatch, Minibatches
+from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch, Minibatches
 
 __all__ = ["ByLeverage", "Order", "Place", "WithReplacement", "type_of_row_numbers"]
 
@@ -23,6 +23,10 @@ class Order(Protocol):
     """What gradients ask of an order of rows."""
 
     independent: bool  # whether a row may come up again before all others have
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of rows that minibatches are drawn from, of each group."""
 
     def draw(self, rng: np.random.Generator, place: Place, k: int) -> tuple[Minibatches, Place]:
         """Draw a chain's next ``k`` minibatches, or fewer; return its new place, too."""
@@ -46,6 +50,11 @@ class WithReplacement:
 
     def __init__(self, data: InMemory) -> None:
         self.data = data
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of rows that minibatches are drawn from, of each group."""
+        return self.data.n_at_hand
 
     def draw(self, rng: np.random.Generator, place: Place, k: int) -> tuple[Minibatches, Place]:
         """Draw ``k`` minibatches."""
@@ -87,6 +96,19 @@ class ByLeverage:
             numbers = np.arange(counts.size, dtype=type_of_row_numbers(counts.size))
             self.pools.append(np.repeat(numbers, counts))
             self.counts.append(counts)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of rows that minibatches are drawn from, of each group."""
+        return [counts.size for counts in self.counts]
+
+    def stands_for(self, group: int, rows: Array) -> Array:
+        """Return how many rows of the data each of some rows stands for."""
+        return np.ones(rows.size)
+
+    def chunks(self, subset: Sequence[Array] | None = None) -> Iterator[Chunk]:
+        """Yield these rows, or some of them, in chunks."""
+        return self.data.chunks(subset)
 
     def draw(self, rng: np.random.Generator, place: Place, k: int) -> tuple[Minibatches, Place]:
         """Draw ``k`` minibatches."""

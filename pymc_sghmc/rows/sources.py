@@ -6,7 +6,6 @@ Knows containers and rows, no gradients and no chains.
 import os
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,16 @@ from pymc_sghmc.rows.containers import (
     column_names,
     columns_of_frame,
 )
-from pymc_sghmc.rows.files import check_file
-from pymc_sghmc.rows.reading import Reader
+from pymc_sghmc.rows.files import check_file, check_files
 from pymc_sghmc.rows.values import array_for, first_changed
 
 __all__ = ["Source", "given_arrays"]
 
 PILOT_ROWS = 50_000  # at hand for what needs some rows only, at most
 PILOT_BYTES = 2**27
+MOST_ROWS = 1_000_000  # kept in memory: all, where there are no more, or a pool of them
+MOST_BYTES = 2**27
+FEWEST_ROWS = 1000  # kept, however large they are
 
 
 def given_arrays(
@@ -110,19 +111,55 @@ class Source:
         """Number of rows in one pass."""
         return self.n_rows - self.dropped
 
-    def pilot(self) -> dict[str, Array]:
-        """Return copies of the first rows, for what needs some rows only."""
-        row_bytes = sum(row.nbytes for row in self.first.values())
-        n_rows = min(PILOT_ROWS, max(1000, PILOT_BYTES // row_bytes), self.rows_per_pass)
-        with closing(Reader(self, list(self.first), 0)) as reader:
-            return dict(zip(self.first, reader.read(0, n_rows), strict=True))
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row."""
+        return sum(row.nbytes for row in self.first.values())
 
-    def blocks(self, rng: np.random.Generator) -> Generator[dict[str, Array], None, None]:
-        """Yield the blocks of one pass, in the loader's order or in its order for ``rng``."""
+    @property
+    def most_rows(self) -> int:
+        """Number of rows that memory is to hold at most, unless the user gives another."""
+        return min(MOST_ROWS, max(FEWEST_ROWS, MOST_BYTES // max(1, self.row_bytes)))
+
+    def pilot(self) -> dict[str, Array]:
+        """Return copies of some rows, drawn evenly from one pass, for what needs some rows only."""
+        n_rows = min(PILOT_ROWS, max(FEWEST_ROWS, PILOT_BYTES // max(1, self.row_bytes)))
+        if n_rows >= self.rows_per_pass:
+            return self.everything()
+        rng = np.random.default_rng(0)
+        return self._rows(np.sort(rng.choice(self.rows_per_pass, size=n_rows, replace=False)))
+
+    def everything(self) -> dict[str, Array]:
+        """Return copies of all rows, in the order of the loader."""
+        return self._rows(np.arange(self.rows_per_pass))
+
+    def _rows(self, numbers: Array) -> dict[str, Array]:
+        """Return copies of the rows of these numbers, ascending, from one pass over the loader."""
+        out = {
+            name: np.empty((numbers.size, *row.shape[1:]), dtype=row.dtype)
+            for name, row in self.first.items()
+        }
+        start = 0
+        for block in self.blocks(None):
+            n = len(block[self.names[0]])
+            first, last = np.searchsorted(numbers, (start, start + n))
+            for name, array in block.items():
+                out[name][first:last] = array[numbers[first:last] - start]
+            start += n
+        check_files(getattr(self.loader, "mapped_files", ()))
+        return out
+
+    def blocks(self, rng: np.random.Generator | None) -> Generator[dict[str, Array], None, None]:
+        """Yield the blocks of one pass, in the loader's order or in one for ``rng`` if it has any.
+
+        Parameters
+        ----------
+        rng : numpy.random.Generator or None
+            None: the loader's own order.
+        """
         seen = 0
         try:
-            shuffled = getattr(self.loader, "blocks", None)
-            for block in iter(self.loader) if shuffled is None else shuffled(rng):
+            for block in self._unchecked(rng):
                 arrays = self._checked(block)
                 n = len(next(iter(arrays.values())))
                 seen += n
@@ -153,6 +190,12 @@ class Source:
                 f"{self.n_rows}, by which the likelihood is weighted. Is a file cut short, or does "
                 "len count blocks? It (or total_size) must be the number of rows"
             )
+
+    def _unchecked(self, rng: np.random.Generator | None) -> Iterable[Any]:
+        shuffled = getattr(self.loader, "blocks", None)
+        if shuffled is None or (rng is None and hasattr(self.loader, "__iter__")):
+            return iter(self.loader)
+        return shuffled(np.random.default_rng(0) if rng is None else rng)
 
     def _checked(self, block: Any) -> dict[str, Array]:
         values = self._by_name(block)

@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike
 from pymc_sghmc.models.contract import Group
 from pymc_sghmc.models.graphs import odd_values
 from pymc_sghmc.protocols import Array
-from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch, Minibatches
+from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch, Minibatches, PoolPlan
 from pymc_sghmc.rows.orders import Place
 from pymc_sghmc.rows.reading import ReadAhead, Reader
 from pymc_sghmc.rows.sources import Source
@@ -42,6 +42,8 @@ class Streamed(InMemory):
     pilot : list of arrays
     dtype : numpy.dtype
         Of weights.
+    pool : PoolPlan, optional
+        From which minibatches are drawn; default: they are of windows.
     """
 
     _window: tuple[tuple[int, int], tuple[Array, ...], Array] | None
@@ -50,9 +52,15 @@ class Streamed(InMemory):
     threads = 1  # with more, a pass would hold more windows than two
 
     def __init__(
-        self, source: Source, groups: list[Group], pilot: Sequence[Array], dtype: DTypeLike
+        self,
+        source: Source,
+        groups: list[Group],
+        pilot: Sequence[Array],
+        dtype: DTypeLike,
+        pool: PoolPlan | None = None,
     ) -> None:
         self.source = source
+        self.pool = pool
         [group, *others] = groups
         if others:
             raise ValueError(
@@ -67,9 +75,10 @@ class Streamed(InMemory):
                 "half of them. Lower batch_size, or leave it out and put the data into the model."
             )
         self.names = [variable.name for variable in group.sources]
-        row_bytes = sum(row.nbytes for row in source.first.values())
         wanted = getattr(source.loader, "buffer_rows", None) or max(
-            WINDOW_BYTES // row_bytes, WINDOW_BLOCKS * source.block_rows, WINDOW_MINIBATCHES * n
+            WINDOW_BYTES // source.row_bytes,
+            WINDOW_BLOCKS * source.block_rows,
+            WINDOW_MINIBATCHES * n,
         )
         self.minibatches_per_window = max(1, min(wanted, source.rows_per_pass) // n)
         self._window = self._ahead = None
@@ -79,6 +88,22 @@ class Streamed(InMemory):
     def n_data_rows(self) -> int:
         """Number of rows of the data, most of which aren't at hand."""
         return self.source.n_rows
+
+    def enlarge_pool(self) -> None:
+        """Let pools that are drawn from now on have as many rows as they may."""
+        if self.pool is not None:
+            self.pool = self.pool._replace(size=self.pool.most)
+
+    @property
+    def n_kept(self) -> list[int]:
+        """Number of rows of which a gradient may keep numbers."""
+        n_rows = self.source.rows_per_pass
+        return [n_rows if self.pool is None else min(n_rows, self.pool.size)]
+
+    @property
+    def row_weight(self) -> float:
+        """How often each row of a pass counts: once, but for those that the loader leaves out."""
+        return self.source.n_rows / self.source.rows_per_pass
 
     @property
     def rows_per_window(self) -> int:
@@ -118,7 +143,7 @@ class Streamed(InMemory):
         if subset is not None:
             yield from super().chunks(subset)
             return
-        weight = self.source.n_rows / self.source.rows_per_pass
+        weight = self.row_weight
         step = self._chunk_rows[0]
         for window, arrays in enumerate(self._pass()):
             n = len(arrays[0])
@@ -176,6 +201,11 @@ class Windows:
 
     def __init__(self, data: Streamed) -> None:
         self.data = data
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of rows that minibatches are drawn from, of each group."""
+        return self.data.n_rows
 
     def draw(self, rng: np.random.Generator, place: Place, k: int) -> tuple[Minibatches, Place]:
         """Draw the next ``k`` minibatches, or fewer: those that are left in the window."""

@@ -17,7 +17,7 @@ from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.jumps import jumping_unknowns
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.protocols import Array
-from pymc_sghmc.step.gradients import model_by_row
+from pymc_sghmc.step.gradients import model_by_row, pool_of
 
 __all__ = ["AllRows", "GivenRows"]
 
@@ -66,7 +66,13 @@ class AllRows:
         unknowns = Unknowns(model.continuous_value_vars, point)
         rewriting = Rewriting(integrated=(), recover=True, may_centre=False)
         rows, source = model_by_row(
-            model, unknowns, arguments["batch_size"], point, arguments["data"], rewriting
+            model,
+            unknowns,
+            arguments["batch_size"],
+            point,
+            arguments["data"],
+            rewriting,
+            pool_of(arguments),
         )
         self._density = LogDensity(rows, compile_kwargs or arguments["compile_kwargs"])
         gradient = minibatch_gradient(rows, self._density, source)

@@ -69,6 +69,14 @@ def _batch_size(name, value):
     return value
 
 
+def _pool(name, value):
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return value
+    if isinstance(value, str):
+        raise ValueError(f'{name}={value!r}: must be "auto", a whole number of rows or None.')
+    return whole_steps(name, value, "rows")
+
+
 def _centring(name, value):
     if value is None or (isinstance(value, str) and value == "auto"):
         return value
@@ -125,6 +133,15 @@ class SharedArguments(TypedDict, total=False):
         position: as in PyMC, an index is ignored. A loader is an iterable of blocks of rows, see
         `pymc_sghmc.loaders`; it is read in passes, without replacement, as Parquet, Zarr and HDF5
         are. Default: the model's own data.
+    pool : "auto", int or None, default "auto"
+        How many rows of ``data`` are kept in memory, if they come from a loader or an
+        ``np.memmap``. All are, where there are no more than the step may keep (1,000,000 rows or
+        128 MB): then a loader is like arrays. Of more rows some are drawn once, by how much they
+        tell, and minibatches come from this pool; what is known of all rows is found by a few
+        passes over them while the step is made. "auto" draws 100,000 rows, or as many as the step
+        may keep if posterior means could move by more than a tenth of ``target_bias`` standard
+        deviations. If that doesn't do, the log says so, and each step reads its rows from all of
+        them, as with ``None``, ``gradient="plain"`` or ``replace=False``.
     replace : bool, default True
         Whether rows are drawn with replacement. If ``False``, and with a loader, the noise of the
         gradient depends on that of the step before, so no noise estimate can compensate it.
@@ -198,6 +215,7 @@ class SharedArguments(TypedDict, total=False):
         Mapping[str, Any] | PathLike[str] | str | Iterable[Any] | None,
         Argument(None, is_compared=False),
     ]
+    pool: Annotated[int | Literal["auto"] | None, Argument("auto", _pool)]
     replace: Annotated[bool, Argument(True, true_or_false)]
     learning_rate: Annotated[Literal["auto"] | float | Schedule, Argument("auto", _learning_rate)]
     gradient: Annotated[

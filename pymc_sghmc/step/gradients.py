@@ -3,7 +3,9 @@
 import logging
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import pytensor.tensor as pt
 
 from pymc.model import Model
 
@@ -26,16 +28,23 @@ from pymc_sghmc.models.contract import ALL_ROWS, BatchSize
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.row_model import RowModel, row_model
 from pymc_sghmc.models.unknowns import Unknowns
-from pymc_sghmc.phases import begin_phase
-from pymc_sghmc.rows.containers import containers_of
+from pymc_sghmc.phases import begin_phase, count_passes
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.array_loader import ArrayLoader
+from pymc_sghmc.rows.containers import Container, containers_of
+from pymc_sghmc.rows.data import PoolPlan
+from pymc_sghmc.rows.files import is_on_disk
 from pymc_sghmc.rows.forms import known_form
 from pymc_sghmc.rows.sources import Source, given_arrays
 from pymc_sghmc.step.setup_display import COMPILING
 from pymc_sghmc.step.warn import refuse_single_rows
 
-__all__ = ["gradients", "model_by_row"]
+__all__ = ["gradients", "model_by_row", "pool_of"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
+
+POOL_ROWS = 100_000  # of a pool that needs no more
+POOL_SHARE = 0.1  # of target_bias: the error that a pool may cause in a mean, in posterior sds
 
 
 def model_by_row(
@@ -45,6 +54,7 @@ def model_by_row(
     point: Mapping[str, Any],
     data: Any,
     rewriting: Rewriting,
+    pool: int | str | None = None,
 ) -> tuple[RowModel, Source | None]:
     """Cut a model into rows, and find what yields these if they aren't in memory.
 
@@ -53,7 +63,7 @@ def model_by_row(
     model : pm.Model
     unknowns : Unknowns
         What a position is made of.
-    batch_size, data
+    batch_size, data, pool
         As documented by the samplers.
     point : dict
         A point of the model.
@@ -62,21 +72,56 @@ def model_by_row(
     """
     if data is not None and batch_size is None:
         raise ValueError("data= holds rows for minibatches: pass a batch_size, too.")
-    source = None
-    arrays = None
-    n_rows = None
+    integrated = [effect.rv for effect in rewriting.integrated]
+    found = _RowsElsewhere(None, None)
     if data is not None:
-        containers = containers_of(model)
-        data = known_form(data, containers)
-        if isinstance(data, Mapping):
-            arrays = given_arrays(containers, data)
-        else:
-            source = Source(data, containers)
-            arrays = source.pilot()
-            n_rows = source.n_rows
-    integrated = tuple(effect.rv for effect in rewriting.integrated)
-    rows = row_model(model, unknowns, batch_size, point, arrays, n_rows, integrated)
-    return rewritten(rows, model, rewriting), source
+        found = _rows_elsewhere(containers_of(model), data, pool, integrated)
+    n_rows = None if found.source is None else found.source.n_rows
+    rows = row_model(model, unknowns, batch_size, point, found.arrays, n_rows, tuple(integrated))
+    return rewritten(rows, model, rewriting), found.source
+
+
+class _RowsElsewhere(NamedTuple):
+    """Rows that aren't in the model."""
+
+    arrays: dict[str, Array] | None  # all of them, or some that stand for them
+    source: Source | None  # what yields them, where arrays hold some
+
+
+def _rows_elsewhere(
+    containers: Mapping[str, Container],
+    data: Any,
+    pool: int | str | None,
+    integrated: Sequence[pt.TensorVariable],
+) -> _RowsElsewhere:
+    """Read the rows that ``data`` has, or some of them where a pool is to stand for all."""
+    data = known_form(data, containers)
+    begin_phase("reading rows")
+    if isinstance(data, Mapping):
+        arrays = given_arrays(containers, data)
+        may_be_drawn = isinstance(pool, int) or is_on_disk(arrays)
+        if pool is None or integrated or not may_be_drawn:
+            return _RowsElsewhere(arrays, None)
+        source = Source(ArrayLoader(arrays), containers)
+        if source.n_rows <= _most_rows(source, pool):
+            return _RowsElsewhere(arrays, None)
+    else:
+        source = Source(data, containers)
+    count_passes(1.0)
+    if pool is not None and source.n_rows <= _most_rows(source, pool) and not source.dropped:
+        return _RowsElsewhere(source.everything(), None)
+    if integrated:
+        raise ValueError(
+            f"marginalize={[rv.name for rv in integrated]} with data: groups need all of their "
+            f"rows at once, and the loader has {source.n_rows:,}. Pass arrays, such as np.memmap, "
+            f"or pool={source.n_rows} to read all rows into memory."
+        )
+    return _RowsElsewhere(source.pilot(), source)
+
+
+def _most_rows(source: Source, pool: int | str) -> int:
+    """Return the number of rows that a pool may have."""
+    return source.most_rows if isinstance(pool, str) else pool
 
 
 def gradients(
@@ -112,7 +157,8 @@ def gradients(
         refuse_single_rows([g.batch_size for g in rows.groups if g.batch_size < g.n_rows])
     begin_phase(f"{COMPILING} gradients")
     density = LogDensity(rows, given["compile_kwargs"])
-    plain = minibatch_gradient(rows, density, source, given["replace"])
+    pool = None if source is None else _pool_plan(source, density, given)
+    plain = minibatch_gradient(rows, density, source, given["replace"], pool)
     if not effects:  # whose rows are clusters
         plain.passes.second_derivatives = second_derivatives(density)
     elif density.given_types and not given["recover"]:
@@ -125,6 +171,33 @@ def gradients(
         _use_given_centring(density, centring)
     advise_to_integrate_out(model, given, point, unknowns, plain)
     return plain, _control_variates(plain, given["gradient"], given["batch_size"])
+
+
+def pool_of(given: Mapping[str, Any]) -> int | str | None:
+    """Return how many rows are kept in memory, as given; None where a step goes through all.
+
+    Parameters
+    ----------
+    given : dict
+        Values of all shared arguments.
+    """
+    goes_through_all = given["gradient"] == "plain" or not given["replace"]
+    return None if goes_through_all else given["pool"]
+
+
+def _pool_plan(source: Source, density: LogDensity, given: Mapping[str, Any]) -> PoolPlan | None:
+    """Say how many rows a pool has; None where there is none.
+
+    A gradient that other steps change in each draw would need all rows.
+    """
+    size = pool_of(given)
+    if size is None or density.likelihood_needs_others:
+        return None
+    error = POOL_SHARE * given["target_bias"]
+    if isinstance(size, str):
+        most = source.most_rows
+        return PoolPlan(size=min(POOL_ROWS, most), most=most, error=error)
+    return PoolPlan(size=size, most=size, error=error)
 
 
 def _rows(
@@ -145,7 +218,7 @@ def _rows(
     if batch_size is None and rewriting.integrated and not minibatch_outputs([model.logp()]):
         batch_size = ALL_ROWS  # groups are cut out of all data, too
     try:
-        return model_by_row(model, unknowns, batch_size, point, data, rewriting)
+        return model_by_row(model, unknowns, batch_size, point, data, rewriting, pool_of(given))
     except NeedsAllRows as reason:
         if batch_size != "auto" or data is not None or rewriting.integrated:
             raise

@@ -9,9 +9,10 @@ from pymc_sghmc.hierarchy.marginal import marginal_of
 from pymc_sghmc.hierarchy.placement import TOLERANCE
 from pymc_sghmc.step.setup_display import SetupDisplay
 from pymc_sghmc.tuning.budget import MANY
+from pymc_sghmc.tuning.pool_report import PoolReport
 from pymc_sghmc.tuning.tuner import Tuner
 
-__all__ = ["WRONG", "log_rows_elsewhere", "log_setup"]
+__all__ = ["WRONG", "log_rows_elsewhere", "log_setup", "log_windows"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
@@ -77,6 +78,14 @@ def log_rows_elsewhere(sampler: str, n_rows: int) -> None:
         )
 
 
+def log_windows(sampler: str, pool: PoolReport) -> None:
+    """Log that a loader is read pass after pass, as a pool of its rows doesn't serve."""
+    _log.info(
+        f"{sampler}: {pool.size:,} of {pool.n_rows:,} rows in memory could move posterior means by "
+        f"{pool.error:.2g} standard deviations. So each step reads its rows from the loader."
+    )
+
+
 def _gradient(tuner: Tuner, tuning: Any) -> str:
     if tuner.takes_all_rows(tuning):
         return "all data"
@@ -84,7 +93,17 @@ def _gradient(tuner: Tuner, tuning: Any) -> str:
     if tuning.rows is None:
         return kind
     unit = "rows" if marginal_of(tuner.gradient.density) is None else "groups"
-    return f"{kind} of {tuning.rows} {unit}"
+    return f"{kind} of {tuning.rows} {unit}{_pool(tuner, tuning)}"
+
+
+def _pool(tuner: Tuner, tuning: Any) -> str:
+    pool = tuner.pool_report(tuning)
+    if pool is None:
+        return ""
+    return (
+        f" from a pool of {pool.size:,} of {pool.n_rows:,} (which moves means by about "
+        f"{pool.error:.1g} posterior standard deviations)"
+    )
 
 
 def _integrated_out(tuner: Tuner) -> str:

@@ -39,7 +39,7 @@ from pymc_sghmc.step.draw import STATISTICS, Draw, DrawLoop
 from pymc_sghmc.step.explain import explanation, stop_message
 from pymc_sghmc.step.gradients import gradients
 from pymc_sghmc.step.improper import warn_of_improper_posterior
-from pymc_sghmc.step.log import log_rows_elsewhere, log_setup
+from pymc_sghmc.step.log import log_rows_elsewhere, log_setup, log_windows
 from pymc_sghmc.step.progress import make_progressbar_update_functions, progressbar_config
 from pymc_sghmc.step.setup_display import COMPILING, shown
 from pymc_sghmc.step.signature import show_shared_arguments
@@ -171,6 +171,10 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         add_end_of_run_check(temperature_warnings)
         self.begin_chain(get_random_generator(given["rng"]))
         tuning = self._prepare() if self.tuner.needs_setup else None
+        pool = self.tuner.pool_report(tuning)
+        if given["pool"] == "auto" and pool is not None and not pool.serves:
+            log_windows(name, pool)
+            return self._build(vars, own, friction, noise, given | {"pool": None}, display)
         if self.tuner.setup is not None:
             reference = self._point(self.tuner.setup.fit.mean, point)
             warn_of_improper_posterior(name, model, reference, given["data"] is None)

@@ -115,6 +115,17 @@ def warn_of_setup(sampler: str, tuner: Any, tuning: Any) -> None:
             "NUTS."
         )
     _warn_of_modes(sampler, tuner)
+    pool = tuner.pool_report(tuning)
+    if pool is not None and not pool.serves:
+        _log.warning(_small_pool(sampler, pool))
+
+
+def _small_pool(sampler: str, pool: Any) -> str:
+    return (
+        f"{sampler}: a pool of {pool.size:,} of {pool.n_rows:,} rows may move posterior means by "
+        f"{pool.error:.2g} standard deviations. Pass pool=None, which reads rows pass after pass, "
+        "or a larger number."
+    )
 
 
 def _warn_of_modes(sampler: str, tuner: Any) -> None:
@@ -192,11 +203,19 @@ def draw_warning(
         return _warning(_inaccurate_integrals(sampler, marginal), chain.n_updates)
     if chain.n_kept != 1 or isinstance(chain.tuning, ByHand) or not tuner.is_tuned:
         return None
+    text = _after_tuning(sampler, tuner, chain)
+    return None if text is None else _warning(text, chain.n_updates)
+
+
+def _after_tuning(sampler: str, tuner: Any, chain: Any) -> str | None:
+    """Say what is wrong with the settings that a chain has found, if anything is."""
+    pool = tuner.pool_report(chain.tuning)
+    if pool is not None and not pool.serves:  # a chain may have changed its gradient
+        return _small_pool(sampler, pool)
     if 0 < chain.n_tuned < FEW_DRAWS:
-        return _warning(
+        return (
             f"{sampler}: tune={chain.n_tuned} is too few to measure the noise of the gradient. Use "
-            f"at least tune={FEW_DRAWS}, better 500: settings may be wrong.",
-            chain.n_updates,
+            f"at least tune={FEW_DRAWS}, better 500: settings may be wrong."
         )
     if chain.tuning.bias > 2 * tuner.settings.target_bias:
         remedy = "Lower learning_rate, or leave it to the step."
@@ -205,10 +224,9 @@ def draw_warning(
                 "Raise batch_size. If that does not help, the posterior may be improper or far "
                 "from a Gaussian: give all parameters proper priors, or use NUTS."
             )
-        return _warning(
+        return (
             f"{sampler}: variances are predicted to be {100 * chain.tuning.bias:.0f} % too large. "
-            f"{remedy}",
-            chain.n_updates,
+            f"{remedy}"
         )
     return None
 

@@ -35,8 +35,8 @@ class _Surroundings:
     def __init__(self, passes: Any, fit: GaussianFit) -> None:
         self.passes = passes
         self.fit = fit
-        n_rows = passes.data.n_rows
-        self.rows = tuple(np.linspace(0, n - 1, min(n, SOME)).astype(int) for n in n_rows)
+        at_hand = passes.data.n_at_hand
+        self.rows = tuple(np.linspace(0, n - 1, min(n, SOME)).astype(int) for n in at_hand)
         self.top, self.slope = passes.log_density(fit.mean, self.rows)
 
     def along(self, direction: Array, x: float) -> tuple[float, float]:

@@ -78,7 +78,8 @@ def is_over_rows(first: Any) -> bool:
     density = first.density
     rows = sum(first.data.n_rows)
     by_thousand = bool(density.group_coefficients) and density.d > MAX_DENSE
-    return by_thousand and first.order.independent and rows <= MOST_ROWS
+    is_at_hand = first.data.n_at_hand == first.data.n_rows
+    return by_thousand and first.order.independent and is_at_hand and rows <= MOST_ROWS
 
 
 def effect_noise_from_all_rows(first: Any, noise: Array | None) -> Array | None:

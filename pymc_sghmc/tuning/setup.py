@@ -34,6 +34,7 @@ from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.gaussianity import check_gaussianity
 from pymc_sghmc.tuning.noise_around import (
     N_SIGNED,
+    SecondOrderNoise,
     is_over_rows,
     noise_around,
     noise_at_edge,
@@ -41,6 +42,7 @@ from pymc_sghmc.tuning.noise_around import (
     noise_over_rows,
     second_order_noise,
 )
+from pymc_sghmc.tuning.pool_report import pool_report
 from pymc_sghmc.tuning.posterior_fit import fit_posterior
 from pymc_sghmc.tuning.setup_request import SetupRequest
 from pymc_sghmc.tuning.sizes import sizes_in_question
@@ -221,8 +223,7 @@ def _measured(
     far = np.inf
     limit = MAX_LEARNING_RATE
     if second is not None:
-        passes += second.set_centre(fit.mean, fit.metric)
-        noise = second_order_noise(second, fit, metric, temperature)
+        noise = _around_centre(second, fit, metric, temperature)
         near_by = noise.near
         limit = noise.limit
         passes += noise.passes
@@ -238,6 +239,7 @@ def _measured(
             near_by = None
     of_first = None
     if first is not None and second is None:
+        gradient.data.enlarge_pool()
         passes += first.set_centre(fit.mean, fit.metric)
         if is_over_rows(first):
             of_first = noise_over_rows(first, fit, metric, temperature)
@@ -254,6 +256,21 @@ def _measured(
         limit=limit,
         passes=passes,
     )
+
+
+def _around_centre(
+    second: Any, fit: GaussianFit, metric: Metric, temperature: float
+) -> SecondOrderNoise:
+    """Give second-order control variates their centre, and a pool that serves if there is one."""
+    passes = second.set_centre(fit.mean, fit.metric)
+    noise = second_order_noise(second, fit, metric, temperature)
+    pool = pool_report(second, noise.near, None, fit, metric)
+    if pool is not None and not pool.serves:
+        passes += noise.passes
+        second.data.enlarge_pool()
+        passes += second.set_centre(fit.mean, fit.metric)
+        noise = second_order_noise(second, fit, metric, temperature)
+    return noise._replace(passes=passes + noise.passes)
 
 
 def _with_noisy_directions_shrunk(

@@ -36,5 +36,8 @@ def sizes_in_question(data: Any, order: int) -> list[int]:
 
 
 def all_rows_are_in_question(data: Any) -> bool:
-    """Whether a minibatch may be all rows, without noise, if all else fails: not of clusters."""
-    return bool(data.rows_of_each == 1)
+    """Whether a minibatch may be all rows, without noise, if all else fails.
+
+    Not of clusters, nor of a source's.
+    """
+    return bool(data.rows_of_each == 1 and data.n_at_hand == data.n_rows)

@@ -23,6 +23,7 @@ from pymc_sghmc.tuning.chain_tuning import ByHand, ChainTuning, Tuning, is_power
 from pymc_sghmc.tuning.modes import number_of_chain, starts_in_modes
 from pymc_sghmc.tuning.noise_around import effect_noise_from_all_rows
 from pymc_sghmc.tuning.options import options, resized
+from pymc_sghmc.tuning.pool_report import PoolReport, pool_report
 from pymc_sghmc.tuning.settings import Settings
 from pymc_sghmc.tuning.setup import Setup
 from pymc_sghmc.tuning.setup_request import SetupRequest
@@ -150,6 +151,14 @@ class Tuner:
         if self._target.gradient is not gradient or self._target.coordinates is not metric:
             self._target = Target(gradient, metric)
         return self._target
+
+    def pool_report(self, tuning: Tuning | None) -> PoolReport | None:
+        """Return what drawing from a pool of rows does to a chain; None without a pool."""
+        if not isinstance(tuning, ChainTuning):
+            return None
+        setup = self._made
+        gradient = self.gradients[tuning.order]
+        return pool_report(gradient, tuning.noise, tuning.rows, setup.fit, setup.metric)
 
     def takes_all_rows(self, tuning: Tuning) -> bool:
         """Whether a chain with these settings takes all rows at each step."""

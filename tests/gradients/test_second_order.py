@@ -431,7 +431,7 @@ def test_a_cut_that_is_not_the_model_is_seen_and_not_used(caplog, monkeypatch):
     ("settings", "words"),
     [
         ({"replace": False}, "without replacement"),
-        ({"data": ArrayLoader({"x": X, "y": COIN})}, "without replacement"),
+        ({"data": ArrayLoader({"x": X, "y": COIN}), "pool": None}, "without replacement"),
     ],
     ids=["replace", "loader"],
 )

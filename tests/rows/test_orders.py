@@ -90,7 +90,7 @@ def test_a_streams_minibatch_keeps_its_rows_after_a_probe_and_in_later_windows()
 
     probe = order.probe(generator)
     assert probe.rows[0].max() < PILOT and probe.arrays is not minibatch.arrays
-    np.testing.assert_allclose(gradient(THETA, probe)[1], by_hand(probe.rows[0]), rtol=1e-10)
+    np.testing.assert_allclose(gradient(THETA, probe)[1], by_hand(numbers_of(probe)), rtol=1e-10)
     np.testing.assert_allclose(gradient(THETA, minibatch)[1], expected, rtol=1e-10)
 
     later, _ = order.draw(generator, place, 1)

@@ -251,7 +251,7 @@ def test_saved_states_are_compared_by_what_was_given():
     given = {"n_steps": np.int64(3), "target_bias": np.float32(0.25), "rng": 1, "batch_size": 5}
     settings = compared(checked(given))
     assert settings == {
-        "batch_size": 5, "replace": True, "learning_rate": "auto", "n_steps": 3, "temperature": 1.0,
+        "batch_size": 5, "pool": "auto", "replace": True, "learning_rate": "auto", "n_steps": 3, "temperature": 1.0,
         "preconditioner": "auto", "gradient": "auto", "centring": "auto", "marginalize": (), "recover": True,
         "centre": None, "target_bias": 0.25,
     }  # fmt: skip

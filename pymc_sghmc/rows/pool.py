@@ -1,0 +1,137 @@
+"""A pool: some rows of a source, drawn once by their leverage, that stand for all in minibatches.
+
+Sums over all rows are found by passes over the source. What minibatches tell is what is left of
+them, and of that a pool tells as much as its rows are many, whatever the number of all rows is.
+Knows rows, no gradients.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.data import Chunk, InMemory, Minibatches
+from pymc_sghmc.rows.orders import ByLeverage, Place, type_of_row_numbers
+
+__all__ = ["SCALED_ROWS", "FromPool", "Pool", "PoolDraw"]
+
+SCALED_ROWS = 10_000  # at hand that tell the mean leverage before a pool is drawn
+CHUNK_ROWS = 10_000  # of a pool, evaluated together
+ROOM = 2  # times the size of a pool, of candidates at a time
+LARGEST_SHARE = 2**20  # times the smallest, with which a row is drawn from a pool
+
+
+class Pool(NamedTuple):
+    """Rows of one group, and what they stand for."""
+
+    arrays: tuple[Array, ...]  # the rows
+    weights: Array  # how many rows of the source each stands for, (M,)
+    shares: Array  # how often each is drawn, beside the others, 1 or more, (M,)
+
+
+class PoolDraw:
+    """Draws a pool in one pass over rows whose number and leverages aren't known before.
+
+    Priority sampling (Duffield, Lund & Thorup 2007): a row of size l has the priority l/u with u
+    uniform, and the rows of the highest priorities are kept. With τ the highest priority that
+    isn't, a row stands for max(l, τ)/l of its kind, which makes sums unbiased. Rows above τ are
+    certain to be in the pool, and stand for themselves.
+
+    Parameters
+    ----------
+    size : int
+        Number of rows in the pool.
+    scale : float
+        Mean leverage, about: a row of no leverage counts as one of a third of it.
+    """
+
+    def __init__(self, size: int, scale: float) -> None:
+        self.size = size
+        self._scale = scale
+        self._rng = np.random.default_rng(0)
+        self._least = 0.0  # priority below which no row is kept
+        self._priorities: list[Array] = []
+        self._sizes: list[Array] = []
+        self._rows: list[tuple[Array, ...]] = []
+        self._n_kept = 0
+
+    def add(self, arrays: Sequence[Array], rows: Array, leverages: Array) -> None:
+        """Offer some rows of some arrays."""
+        known = np.nan_to_num(leverages, posinf=np.finfo(float).max)
+        sizes = 1.0 + 3.0 * known / (self._scale or 1.0)  # as in `ByLeverage`
+        priorities = sizes / (1.0 - self._rng.random(sizes.size))
+        kept = priorities > self._least
+        self._priorities.append(priorities[kept])
+        self._sizes.append(sizes[kept])
+        self._rows.append(tuple([array[rows[kept]] for array in arrays]))
+        self._n_kept += int(kept.sum())
+        if self._n_kept > ROOM * self.size + 1:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Keep the rows of the highest priorities, and the first of the others for τ."""
+        priorities = np.concatenate(self._priorities)
+        n_more = priorities.size - self.size - 1
+        kept = np.arange(priorities.size)
+        if n_more > 0:
+            kept = np.sort(np.argpartition(priorities, n_more)[n_more:])
+            self._least = float(priorities[kept].min())
+        self._priorities = [priorities[kept]]
+        self._sizes = [np.concatenate(self._sizes)[kept]]
+        columns = zip(*self._rows, strict=True)
+        self._rows = [tuple([np.concatenate(parts)[kept] for parts in columns])]
+        self._n_kept = kept.size
+
+    def pool(self, weight: float = 1.0) -> Pool:
+        """Return the pool of what was offered, each row of which counts so often."""
+        self._drop()
+        [priorities] = self._priorities
+        [sizes] = self._sizes
+        [arrays] = self._rows
+        if priorities.size > self.size:
+            last = int(np.argmin(priorities))
+            threshold = priorities[last]
+            sizes = np.delete(sizes, last)
+            arrays = tuple([np.delete(array, last, axis=0) for array in arrays])
+            weights = np.maximum(sizes, threshold) / sizes
+        else:
+            weights = np.ones(sizes.size)
+        drawn = weights * sizes  # τ for most of them
+        shares = np.minimum(np.floor(drawn / drawn.min()), LARGEST_SHARE).astype(np.int64)
+        return Pool(arrays, weight * weights, shares)
+
+
+class FromPool(ByLeverage):
+    """Rows are drawn from a pool, so that a row of the source comes up by its leverage.
+
+    Parameters
+    ----------
+    data : InMemory
+        Whose minibatches they are.
+    pool : Pool
+    """
+
+    def __init__(self, data: InMemory, pool: Pool) -> None:
+        self.data = data
+        self.arrays = pool.arrays
+        self.weights_in_pool = pool.weights
+        numbers = np.arange(pool.shares.size, dtype=type_of_row_numbers(pool.shares.size))
+        self.pools = [np.repeat(numbers, pool.shares)]
+        # as `ByLeverage` divides by them: 1/(n q) for each row that it stands for
+        self.counts = [(pool.shares / pool.weights).astype(data.dtype)]
+
+    def stands_for(self, group: int, rows: Array) -> Array:
+        """Return how many rows of the source each of some rows stands for."""
+        return self.weights_in_pool[rows]
+
+    def draw(self, rng: np.random.Generator, place: Place, k: int) -> tuple[Minibatches, Place]:
+        """Draw ``k`` minibatches."""
+        drawn, place = super().draw(rng, place, k)
+        return drawn._replace(arrays=self.arrays), place
+
+    def chunks(self, subset: Sequence[Array] | None = None) -> Iterator[Chunk]:
+        """Yield the rows of the pool, or some of them, in chunks."""
+        rows = np.arange(self.weights_in_pool.size) if subset is None else subset[0]
+        for start in range(0, rows.size, CHUNK_ROWS):
+            yield Chunk(0, 0, rows[start : start + CHUNK_ROWS], 1.0, self.arrays)

@@ -1,0 +1,252 @@
+"""A pool: a few of a loader's rows in memory, that stand for all of them in minibatches."""
+
+import logging
+
+import arviz as az
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+
+from modes import FAST, QUIET
+
+from pymc_sghmc import SGHMC
+from pymc_sghmc.gradients.metric import Dense
+from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
+from pymc_sghmc.gradients.second_order import second_order
+from pymc_sghmc.loaders import ArrayLoader
+from pymc_sghmc.rows.data import PoolPlan
+from pymc_sghmc.rows.pool import FromPool, PoolDraw
+
+N, D = 20_000, 4
+POOL = 2000
+RNG = np.random.default_rng(3)
+X = RNG.standard_normal((N, D))
+X[:, 0] = 1.0
+BETA = np.array([-1.0, 0.5, -0.5, 1.0])
+Y = (RNG.random(N) < 1 / (1 + np.exp(-X @ BETA))).astype("i1")
+ROWS = {"X": X, "y": Y}
+BY_OUTCOME = {name: array[np.argsort(Y, kind="stable")] for name, array in ROWS.items()}
+
+
+def logistic(rows=ROWS):
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 2, shape=D)
+        x, y = pm.Data("X", rows["X"][:10]), pm.Data("y", rows["y"][:10])
+        pm.Bernoulli("likelihood", logit_p=x @ beta, observed=y)
+    return model
+
+
+def newton(rows=ROWS):
+    """Mode, and covariance there, of `logistic`."""
+    x, y = rows["X"].astype(float), rows["y"]
+    beta = np.zeros(D)
+    for _ in range(20):
+        p = 1 / (1 + np.exp(-x @ beta))
+        hessian = (x * (p * (1 - p))[:, None]).T @ x + np.eye(D) / 4
+        beta = beta + np.linalg.solve(hessian, x.T @ (y - p) - beta / 4)
+    return beta, np.linalg.inv(hessian)
+
+
+def lines(caplog):
+    return "\n".join(record.getMessage() for record in caplog.records)
+
+
+# --- Drawing rows
+
+
+@pytest.mark.parametrize("skew", [0.0, 2.0])
+def test_sums_over_a_pool_are_unbiased(skew):
+    """Over 400 pools; the error is known from their spread. Negative control: without weights."""
+    rng = np.random.default_rng(1)
+    leverages = np.exp(skew * rng.standard_normal(3000))
+    values = leverages * (1 + 0.5 * rng.standard_normal(3000))
+    sums, bare = [], []
+    for seed in range(400):
+        draw = PoolDraw(100, leverages.mean())
+        draw._rng = np.random.default_rng(seed)
+        for start in range(0, 3000, 70):
+            rows = np.arange(start, min(start + 70, 3000))
+            draw.add([values], rows, leverages[rows])
+        pool = draw.pool()
+        assert pool.weights.size == 100
+        sums.append(pool.weights @ pool.arrays[0])
+        bare.append(pool.arrays[0].mean() * 3000)
+    error = np.std(sums) / 20
+    assert abs(np.mean(sums) - values.sum()) < 4.5 * error
+    if skew:
+        assert abs(np.mean(bare) - values.sum()) > 20 * error
+
+
+def test_a_pool_of_all_rows_has_each_once():
+    draw = PoolDraw(100, 1.0)
+    draw.add([np.arange(60.0)], np.arange(60), np.zeros(60))
+    pool = draw.pool()
+    np.testing.assert_array_equal(pool.arrays[0], np.arange(60.0))
+    np.testing.assert_array_equal(pool.weights, 1.0)
+
+
+class Weights:
+    """All that an order asks of data in this test."""
+
+    dtype = np.float64
+
+
+def test_minibatches_of_a_pool_have_its_sum_as_their_mean():
+    rng = np.random.default_rng(2)
+    leverages = np.exp(2 * rng.standard_normal(3000))
+    draw = PoolDraw(200, leverages.mean())
+    draw.add([leverages], np.arange(3000), leverages)
+    pool = draw.pool()
+    order = FromPool(Weights(), pool)
+    probabilities = np.bincount(order.pools[0]) / order.pools[0].size
+    # the weight of a drawn row is `pool.size / n / counts`
+    mean = order.pools[0].size / order.counts[0] * probabilities
+    np.testing.assert_allclose(mean, pool.weights, rtol=1e-12)
+
+
+# --- The gradient
+
+
+def pooled_second_order(rows, size=POOL):
+    """Second-order control variates of a loader's rows at the mode."""
+    from pymc_sghmc.gradients.density import LogDensity
+    from pymc_sghmc.hierarchy.rewrites import Rewriting
+    from pymc_sghmc.models.unknowns import Unknowns
+    from pymc_sghmc.step.gradients import model_by_row
+
+    model = logistic(rows)
+    point = model.initial_point()
+    unknowns = Unknowns(model.continuous_value_vars, point)
+    rewriting = Rewriting(integrated=(), recover=True, may_centre=False)
+    loader = ArrayLoader(rows, block_rows=700)
+    cut, source = model_by_row(model, unknowns, 10, point, loader, rewriting)
+    density = LogDensity(cut, FAST)
+    plan = PoolPlan(size=size, most=size, error=0.005)
+    second = second_order(minibatch_gradient(cut, density, source, pool=plan))
+    mode, covariance = newton(rows)
+    second.set_centre(mode, Dense(np.linalg.cholesky(covariance)))
+    return second, mode, np.linalg.cholesky(covariance)
+
+
+@pytest.mark.parametrize("rows", [ROWS, BY_OUTCOME], ids=["shuffled", "by outcome"])
+def test_a_gradient_from_the_pool_is_that_of_all_rows_within_its_error(rows):
+    """All of the pool in one minibatch, at 1 sd: off by √(V₁/M) in each direction of φ."""
+    second, mode, L = pooled_second_order(rows)
+    assert second.order.sizes == [POOL]
+    rng = np.random.default_rng(5)
+    points = [mode + L @ rng.standard_normal(D) for _ in range(10)]
+    variances = second.noise_at(points, Dense(L))
+    for point, [variance] in zip(points, variances, strict=True):
+        exact = second.passes.log_density(point)[1]
+        # in the mean over minibatches each row of the pool counts with its weight
+        everything = second.order.pools[0].astype(np.int64)
+        minibatch = second.data.part(0, everything)._replace(arrays=second.order.arrays)
+        error = L.T @ (second(point, minibatch)[1] - exact)
+        assert (np.abs(error) < 4.5 * np.sqrt(variance / POOL) + 1e-9).all()
+        assert np.abs(error).max() < 0.01  # sds
+
+
+# --- Whole runs
+
+
+@pytest.mark.parametrize("rows", [ROWS, BY_OUTCOME], ids=["shuffled", "by outcome"])
+def test_posterior_from_a_pool(rows, caplog):
+    caplog.set_level(logging.INFO)
+    with logistic(rows):
+        step = SGHMC(data=ArrayLoader(rows, block_rows=1000), pool=POOL)
+        idata = pm.sample(1000, tune=300, chains=4, cores=1, step=step, random_seed=1, **QUIET)
+    assert "from a pool of 2,000 of 20,000" in lines(caplog)
+    assert "random order" not in lines(caplog)
+    mode, covariance = newton(rows)
+    sds = np.sqrt(np.diag(covariance))
+    draws = idata.posterior["beta"]
+    ess = az.ess(idata)["beta"].values
+    # of a posterior so near to a Gaussian the mean is the mode, but for a hundredth
+    error = np.abs(draws.mean(("chain", "draw")).values - mode) / sds
+    assert (error < 4.5 / np.sqrt(ess) + 0.05).all()
+    ratio = draws.std(("chain", "draw")).values / sds
+    assert (np.abs(ratio - 1) < 4.5 / np.sqrt(2 * ess) + 0.05).all()
+    assert ess.min() > 1000
+
+
+def test_few_rows_of_a_loader_are_like_arrays():
+    positions = []
+    for data in (ROWS, ArrayLoader(ROWS, block_rows=700)):
+        with logistic():
+            step = SGHMC(data=data)
+            idata = pm.sample(5, tune=5, chains=1, step=step, random_seed=1, **QUIET)
+        positions.append(idata.posterior["beta"].values)
+    np.testing.assert_array_equal(*positions)
+
+
+def test_effects_are_integrated_out_of_few_rows_of_a_loader():
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(50), 20)
+    y = rng.standard_normal(50)[group] + rng.standard_normal(1000)
+    with pm.Model():
+        u = pm.Normal("u", 0, 1, shape=50)
+        groups = pm.Data("group", group[:10])
+        pm.Normal("likelihood", u[groups], 1, observed=pm.Data("y", y[:10]))
+        mu = pm.Normal("mu")
+        pm.Potential("prior", -(mu**2) / 2)
+        step = SGHMC(data=ArrayLoader({"group": group, "y": y}), marginalize="u")
+        idata = pm.sample(10, tune=10, chains=1, step=step, random_seed=1, **QUIET)
+    assert idata.posterior["u"].shape == (1, 10, 50)
+
+
+def curved(n_rows):
+    """Rows that no quadratic function of few predictors is near, and a model of them."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(n_rows).astype("f4")
+    y = (np.tanh(2 * x) + rng.standard_normal(n_rows)).astype("f4")
+    with pm.Model() as model:
+        w = pm.HalfNormal("w", 3)
+        v = pm.HalfNormal("v", 3)
+        pm.Normal(
+            "likelihood",
+            v * pm.math.tanh(w * pm.Data("x", x[:10])),
+            1,
+            observed=pm.Data("y", y[:10]),
+        )
+    return model, {"x": x, "y": y}
+
+
+def test_a_pool_that_is_too_small_is_warned_of(caplog):
+    caplog.set_level(logging.INFO)
+    model, rows = curved(60_000)
+    step = SGHMC(data=ArrayLoader(rows), pool=20, model=model, gradient="control_variates")
+    assert "a pool of 20 of 60,000 rows may move posterior means" in lines(caplog)
+    assert "pool=None" in lines(caplog)
+    assert step.tuner.gradient.data.pool.size == 20
+
+
+@pytest.mark.slow
+def test_a_pool_that_does_not_serve_gives_way_to_windows(caplog):
+    caplog.set_level(logging.INFO)
+    model, rows = curved(1_200_000)
+    step = SGHMC(data=ArrayLoader(rows), model=model, target_bias=1e-4)
+    assert "So each step reads its rows from the loader" in lines(caplog)
+    assert step.tuner.gradient.data.pool is None
+
+
+def test_a_step_with_a_pool_samples_the_same_in_workers_and_after_a_copy():
+    model = logistic()
+    step = SGHMC(data=ArrayLoader(ROWS, block_rows=1000), pool=POOL, model=model)
+    copied = cloudpickle.loads(cloudpickle.dumps((model, step)))
+    runs = []
+    for cores, (its_model, its_step) in ((1, (model, step)), (2, (model, step)), (1, copied)):
+        with its_model:
+            run = pm.sample(5, tune=5, chains=2, cores=cores, step=its_step, random_seed=1, **QUIET)
+        runs.append(run)
+    first = runs[0].posterior["beta"].values
+    for run in runs[1:]:
+        np.testing.assert_array_equal(run.posterior["beta"].values, first)
+
+
+@pytest.mark.parametrize(
+    ("pool", "words"), [("all", '"auto", a whole number'), (0, "pool=0"), (1.5, "pool=1.5")]
+)
+def test_arguments_that_are_none(pool, words):
+    with logistic(), pytest.raises(ValueError, match=words):
+        SGHMC(data=ArrayLoader(ROWS), pool=pool)
