@@ -91,7 +91,6 @@ class InMemory:
 
     files: Sequence[MappedFile] = ()
     rows_of_each = 1.0  # what is drawn: rows, or units of so many on average
-    threads: int | None = None  # that work on chunks of a pass; None: as many as there are
     pool: PoolPlan | None = None  # from which minibatches are drawn, where not all are at hand
 
     def __init__(
@@ -159,6 +158,11 @@ class InMemory:
     def row_weight(self) -> float:
         """How often each row of a pass counts."""
         return 1.0
+
+    @property
+    def threads(self) -> int | None:
+        """How many work on chunks of a pass; None: as many as there are."""
+        return None
 
     def enlarge_pool(self) -> None:
         """Let pools that are drawn from now on have as many rows as they may."""

@@ -49,7 +49,6 @@ class Streamed(InMemory):
     _window: tuple[tuple[int, int], tuple[Array, ...], Array] | None
     _ahead: ReadAhead | None
     fixed = ()  # a loader's order may be another each time
-    threads = 1  # with more, a pass would hold more windows than two
 
     def __init__(
         self,
@@ -88,6 +87,11 @@ class Streamed(InMemory):
     def n_data_rows(self) -> int:
         """Number of rows of the data, most of which aren't at hand."""
         return self.source.n_rows
+
+    @property
+    def threads(self) -> int | None:
+        """How many work on a pass: with more than one it may hold three windows instead of two."""
+        return 1 if self.pool is None else None
 
     def enlarge_pool(self) -> None:
         """Let pools that are drawn from now on have as many rows as they may."""
