@@ -17,6 +17,7 @@ from pymc_sghmc.runs.run_store import RunStore
 from pymc_sghmc.samplers.sghmc import SGHMC
 from pymc_sghmc.samplers.sgld import SGLD
 from pymc_sghmc.samplers.sgnht import SGNHT
+from pymc_sghmc.updating.prior_from import prior_from
 
 try:
     __version__ = version("pymc-sghmc")
@@ -32,6 +33,7 @@ __all__ = [
     "RunStore",
     "diagnostics",
     "loaders",
+    "prior_from",
     "recover_effects",
     "resume",
     "schedules",

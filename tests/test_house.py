@@ -16,6 +16,7 @@ GROUND = {
 WINGS = {
     "samplers": {"step", "tuning"},
     "exact": {"models", "runs"},
+    "updating": {"step", "diagnostics", "models"},
     "step": {"diagnostics", "hierarchy", "tuning", "rows", "gradients", "loops", "models", "runs"},
     "diagnostics": {"models"},
     "hierarchy": {"tuning", "gradients", "rows", "loops", "models"},

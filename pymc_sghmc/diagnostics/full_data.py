@@ -30,6 +30,7 @@ from pymc_sghmc.models.unknowns import Unknowns
 __all__ = [
     "ModelRows",
     "full_data_logp",
+    "given_rows",
     "posterior_draws",
     "refuse_other_rows",
     "rows_of_step",
@@ -57,13 +58,23 @@ def full_data_logp(model: Model) -> Any:
     )
 
 
-def posterior_draws(idata: Any, model: Model) -> dict[str, np.ndarray]:
-    """Return draws of each parameter on the model's own scale, (chain, draw, ...), by name."""
+def posterior_draws(
+    idata: Any, model: Model, caller: str = "check_bias"
+) -> dict[str, np.ndarray]:
+    """Return draws of each parameter on the model's own scale, (chain, draw, ...), by name.
+
+    Parameters
+    ----------
+    idata : InferenceData or DataTree
+    model : pm.Model
+    caller : str
+        Name of the function, for messages.
+    """
     posterior = getattr(idata, "posterior", {})
     missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
     if missing:
         raise ValueError(
-            f"check_bias: idata.posterior has no draws of {quoted(missing)}. The "
+            f"{caller}: idata.posterior has no draws of {quoted(missing)}. The "
             "gradient needs all parameters of the model: pass the model that made this run, and "
             "sample without var_names. With Bambi pass Bambi's own model."
         )
@@ -76,13 +87,13 @@ def posterior_draws(idata: Any, model: Model) -> dict[str, np.ndarray]:
             n not in (known, None) and known is not None
             for n, known in zip(shape, static, strict=True)
         ):
-            raise _wrong_shape(rv, values)
+            raise _wrong_shape(rv, values, caller)
         draws[rv.name] = values
-    _refuse_effects_without_draws(draws)
+    _refuse_effects_without_draws(draws, caller)
     return draws
 
 
-def _refuse_effects_without_draws(draws: dict[str, np.ndarray]) -> None:
+def _refuse_effects_without_draws(draws: dict[str, np.ndarray], caller: str) -> None:
     """Refuse effects that were integrated out and not drawn: all their values are NaN."""
     without = [
         name
@@ -91,7 +102,7 @@ def _refuse_effects_without_draws(draws: dict[str, np.ndarray]) -> None:
     ]
     if without:
         raise ValueError(
-            f"check_bias: all draws of {quoted(without)} are NaN, as those of effects that are "
+            f"{caller}: all draws of {quoted(without)} are NaN, as those of effects that are "
             "integrated out with recover=False. Draw them by recover_effects(idata, step), and "
             "pass its result as the posterior: "
             'xr.DataTree.from_dict({"posterior": ...}), or az.InferenceData(posterior=...) with '
@@ -99,7 +110,9 @@ def _refuse_effects_without_draws(draws: dict[str, np.ndarray]) -> None:
         )
 
 
-def unconstrained_draws(model: Model, draws: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def unconstrained_draws(
+    model: Model, draws: dict[str, np.ndarray], caller: str = "check_bias"
+) -> dict[str, np.ndarray]:
     """Map draws to the space of the value variables, shape (chain, draw, ...), by their names.
 
     The parameters of a transform, such as the bounds of an Interval, may depend on other variables
@@ -120,7 +133,7 @@ def unconstrained_draws(model: Model, draws: dict[str, np.ndarray]) -> dict[str,
             outputs = function(*(draws[rv.name][at] for rv in rvs))
             for rv, result, output in zip(rvs, results, outputs, strict=True):
                 if output.shape != result.shape[2:]:
-                    raise _wrong_shape(rv, draws[rv.name])
+                    raise _wrong_shape(rv, draws[rv.name], caller)
                 result[at] = output
     return {value.name: result for value, result in zip(values, results, strict=True)}
 
@@ -181,16 +194,32 @@ def rows_of_step(step: Any, compile_kwargs: Mapping[str, Any] | None = None) -> 
         One that steps for several variables are joined in, too.
     compile_kwargs : dict, optional
     """
+    given = given_rows(step, "check_bias")
+    if given is None:
+        return None
+    return given.full_data(compile_kwargs) or ModelRows(given.model, compile_kwargs)
+
+
+def given_rows(step: Any, caller: str) -> Any:
+    """Return the model and the arguments of a step; None of what is no step.
+
+    Parameters
+    ----------
+    step : SGHMC, SGLD, SGNHT or something else
+        One that steps for several variables are joined in, too.
+    caller : str
+        Name of the function, for messages.
+    """
     steps = [method for method in getattr(step, "methods", [step]) if hasattr(method, "given_rows")]
     if not steps:
         return None
     given = steps[0].given_rows
     if given is None:
         raise ValueError(
-            "check_bias: this step is a copy, without its model. Pass the step that was built in "
+            f"{caller}: this step is a copy, without its model. Pass the step that was built in "
             "this process, or build it again."
         )
-    return given.full_data(compile_kwargs) or ModelRows(given.model, compile_kwargs)
+    return given
 
 
 def refuse_other_rows(idata: Any, model: Model) -> None:
@@ -210,8 +239,8 @@ def refuse_other_rows(idata: Any, model: Model) -> None:
         )
 
 
-def _wrong_shape(rv: Any, values: np.ndarray) -> ValueError:
+def _wrong_shape(rv: Any, values: np.ndarray, caller: str) -> ValueError:
     return ValueError(
-        f"check_bias: the draws of {rv.name!r} have shape {values.shape[2:]}, which isn't the "
+        f"{caller}: the draws of {rv.name!r} have shape {values.shape[2:]}, which isn't the "
         "model's. Pass the model that made this run, with the same data."
     )

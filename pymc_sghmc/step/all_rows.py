@@ -11,9 +11,12 @@ import numpy as np
 from pymc.model import Model
 
 from pymc_sghmc.checks import starting_point
+from pymc_sghmc.exceptions import NeedsAllRows
+from pymc_sghmc.gradients.all_rows_hessian import hessian_of_all_rows
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
 from pymc_sghmc.hierarchy.rewrites import Rewriting
+from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.jumps import jumping_unknowns
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.protocols import Array
@@ -40,6 +43,10 @@ class GivenRows:
         """Compile the gradient of all rows; None where the model itself holds them."""
         if self._arguments["data"] is None:
             return None
+        return self.all_rows(compile_kwargs)
+
+    def all_rows(self, compile_kwargs: Mapping[str, Any] | None = None) -> "AllRows":
+        """Compile the gradient of all rows, wherever they are."""
         return AllRows(self.model, self._arguments, compile_kwargs)
 
 
@@ -65,15 +72,16 @@ class AllRows:
         point = starting_point(model, arguments["initial_point"])
         unknowns = Unknowns(model.continuous_value_vars, point)
         rewriting = Rewriting(integrated=(), recover=True, may_centre=False)
-        rows, source = model_by_row(
-            model,
-            unknowns,
-            arguments["batch_size"],
-            point,
-            arguments["data"],
-            rewriting,
-            pool_of(arguments),
-        )
+        data = arguments["data"]
+        pool = pool_of(arguments)
+        try:
+            rows, source = model_by_row(
+                model, unknowns, arguments["batch_size"], point, data, rewriting, pool
+            )
+        except NeedsAllRows:
+            if data is not None or minibatch_outputs([model.logp()]):
+                raise
+            rows, source = model_by_row(model, unknowns, None, point, None, rewriting)
         self._density = LogDensity(rows, compile_kwargs or arguments["compile_kwargs"])
         gradient = minibatch_gradient(rows, self._density, source)
         self._passes = gradient.passes
@@ -100,6 +108,16 @@ class AllRows:
                 positions, lambda i: self._density.condition_on(points[i])
             )
         return gradients.reshape(n_chains, n_draws, -1)
+
+    @property
+    def n_rows(self) -> list[int]:
+        """Number of rows of each group of observations."""
+        return self._data.n_rows
+
+    def hessian(self, position: Array, factor: Array) -> Array:
+        """Return the Hessian of −log p given all rows, (d, d). See `hessian_of_all_rows`."""
+        with np.errstate(all="ignore"):
+            return hessian_of_all_rows(self._passes, position, factor)
 
     def jumping_variables(self, draws: Mapping[str, Array]) -> list[str]:
         """Return the names of the variables at which the log-density jumps, near a draw.

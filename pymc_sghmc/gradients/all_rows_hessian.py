@@ -1,0 +1,95 @@
+"""The Hessian of a log-density given all rows, as exact as can be, from one read of them.
+
+Where rows see linear predictors of the parameters, J and C of a block of rows give its share JᵀCJ,
+and neither is kept. Elsewhere gradients at pairs of positions are differenced. Knows densities and
+passes over rows; no fit and no sampler.
+"""
+
+import math
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pymc_sghmc.gradients.likelihood_hessian import (
+    BLOCK_ROWS,
+    SecondDerivatives,
+    second_derivatives,
+)
+from pymc_sghmc.gradients.passes import Passes, by_row
+from pymc_sghmc.protocols import Array
+from pymc_sghmc.threads import in_order
+
+__all__ = ["hessian_of_all_rows"]
+
+STEP = 1e-3  # of differences of gradients on either side, in standard deviations
+SINGLE_STEP = 3e-2  # of gradients in single precision
+
+Block = tuple[int, float, tuple[Any, ...]]  # group, weight of its rows, what functions take
+
+
+def hessian_of_all_rows(passes: Passes, position: Array, factor: Array) -> Array:
+    """Return the Hessian of −log p given all rows, (d, d).
+
+    Parameters
+    ----------
+    passes : Passes
+        Over a density with its graph.
+    position : array of shape (d,)
+    factor : array of shape (d, d)
+        Its columns are about as long as the posterior is wide: along them differences are taken.
+    """
+    density = passes.density
+    if density.dtype == np.float64:
+        second = second_derivatives(density)
+        of_likelihood = None if second is None else _of_likelihood(passes, second, position)
+        if of_likelihood is not None:
+            return of_likelihood + _by_differences(passes, position, factor, of_prior=True)
+    return _by_differences(passes, position, factor, of_prior=False)
+
+
+def _of_likelihood(passes: Passes, second: SecondDerivatives, position: Array) -> Array | None:
+    """Return the Hessian of −log-likelihood; None where J can't be found for some rows."""
+    density = passes.density
+    theta = second.coordinates.at(position, density, passes.data)
+
+    def of_block(block: Block) -> Array | None:
+        group, weight, inputs = block
+        J = second.jacobian(density, group, inputs)
+        if J is None:
+            return None
+        upper = np.asarray(second.second(theta, *inputs)[group], dtype=float)
+        hessian = J.hessian(-weight * second.quadratics[group].symmetric(upper))
+        return np.asarray(hessian.todense() if J.is_sparse else hessian)
+
+    total = np.zeros((density.d, density.d))
+    for hessian in in_order(of_block, _blocks(passes), passes.data.threads):
+        if hessian is None:
+            return None
+        total += hessian
+    return total
+
+
+def _blocks(passes: Passes) -> Iterator[Block]:
+    """Yield all rows in blocks for which J is found at a time."""
+    data = passes.data
+    for chunk, inputs in by_row(passes.density, data):
+        for rows in np.array_split(chunk.rows, math.ceil(chunk.rows.size / BLOCK_ROWS)):
+            numbers = data.part(chunk.group, rows).rows
+            yield chunk.group, chunk.weight, (*numbers, *inputs[len(numbers) :])
+
+
+def _by_differences(passes: Passes, position: Array, factor: Array, of_prior: bool) -> Array:
+    """Return the Hessian of −log p, or of −log prior, by differences of gradients."""
+    density = passes.density
+    step = STEP if density.dtype == np.float64 else SINGLE_STEP
+    pairs = [position + side * step * column for column in factor.T for side in (-1, 1)]
+    positions = [pair.astype(density.dtype) for pair in pairs]
+    if of_prior:
+        gradients = np.array([passes.prior(there)[1] for there in positions], dtype=float)
+    else:
+        gradients = passes.gradients_at(positions, lambda i: None)
+    along = (gradients[::2] - gradients[1::2]).T / (2 * step)  # Hessian times factor, (d, d)
+    hessian = np.linalg.solve(factor.T, along.T)
+    return (hessian + hessian.T) / 2
