@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from pymc.distributions.distribution import PartialObservedRV
 from pymc.model import Model
 from pymc.model.fgraph import fgraph_from_model, model_from_fgraph
 
@@ -175,7 +174,13 @@ def refuse_imputed_values(model: Model, caller: str) -> None:
     caller : str
         Name of the function, for messages.
     """
-    imputed = [rv.name for rv in model.free_RVs if isinstance(rv.owner.op, PartialObservedRV)]
+    observed = {rv.name for rv in model.observed_RVs}
+    imputed = [
+        rv.name
+        for rv in model.free_RVs
+        if rv.name.endswith("_unobserved")
+        and rv.name.removesuffix("_unobserved") + "_observed" in observed
+    ]
     if imputed:
         raise ValueError(
             f"{caller}: {quoted(imputed)} are missing values of the data, which are sampled as "

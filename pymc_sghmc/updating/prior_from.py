@@ -25,6 +25,7 @@ from pymc_sghmc.updating.normal_blocks import Transformed
 __all__ = ["prior_from"]
 
 MAX_PARAMETERS = 1000  # the prior of the next run is a product with a matrix of d² numbers
+NEAR = 0.5  # standard deviations between the mean of some draws and where the Hessian is taken
 DRAWS_PER_PARAMETER = 5  # for a covariance of draws as the scale of differences
 
 
@@ -114,7 +115,7 @@ def prior_from(
     mean = some.mean(axis=0)
     slope = gradients.mean(axis=0)
     spread = np.atleast_2d(np.cov(positions.reshape(-1, unknowns.d), rowvar=False))
-    near_mean = mean + spread @ slope
+    near_mean = mean + _at_most(NEAR, spread @ slope, np.sqrt(np.diag(spread)))
     covariance = _covariance(rows, near_mean, spread, positions, names)
     mean = mean + covariance @ slope
 
@@ -233,6 +234,11 @@ def _refuse_not_finite(gradients: Array, names: list[str]) -> None:
             f"prior_from: the gradient of log p by {names[int(np.argmin(finite))]} isn't finite at "
             "some draws. Pass the step or the model that made this run, with the same data."
         )
+
+
+def _at_most(limit: float, shift: Array, sd: Array) -> Array:
+    """Return a shift that is no longer than some standard deviations in any entry."""
+    return shift / max(1.0, np.abs(shift / sd).max() / limit)
 
 
 def _covariance(
