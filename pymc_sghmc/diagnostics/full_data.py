@@ -58,9 +58,7 @@ def full_data_logp(model: Model) -> Any:
     )
 
 
-def posterior_draws(
-    idata: Any, model: Model, caller: str = "check_bias"
-) -> dict[str, np.ndarray]:
+def posterior_draws(idata: Any, model: Model, caller: str = "check_bias") -> dict[str, np.ndarray]:
     """Return draws of each parameter on the model's own scale, (chain, draw, ...), by name.
 
     Parameters

@@ -91,8 +91,8 @@ def refuse_far_from_gaussian(fit: Fit) -> None:
     if size[worst] > MOST_OFF:
         raise ValueError(
             f"prior_from: the posterior of {fit.names[worst]} is far from a Gaussian on the "
-            f"unconstrained scale: forces on the draws differ from a Gaussian's by {size[worst]:.2g} "
-            f"standard deviations (at most {MOST_OFF}). {advice}"
+            "unconstrained scale: forces on the draws differ from a Gaussian's by "
+            f"{size[worst]:.2g} standard deviations (at most {MOST_OFF}). {advice}"
         )
     z = (fit.positions - fit.positions.mean(axis=(0, 1))) / fit.sd
     squares = np.square(z)

@@ -4,6 +4,7 @@ Knows what ``pm.sample`` returned, and the model and the rows of a step.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -140,15 +141,16 @@ def _refuse_parameters(model: Model) -> None:
     d = sum(np.size(point[value.name]) for value in model.continuous_value_vars)
     if d > MAX_PARAMETERS:
         raise ValueError(
-            f"prior_from: the model has {d:,} parameters. A Gaussian of as many has {d:,}² numbers, "
-            f"which are read at every step; up to {MAX_PARAMETERS:,} are possible. Take fewer groups "
-            "or effects, or run on all data together."
+            f"prior_from: the model has {d:,} parameters. A Gaussian of as many has {d:,}² "
+            f"numbers, which are read at every step; up to {MAX_PARAMETERS:,} are possible. Take fewer "
+            "groups or effects, or run on all data together."
         )
 
 
 def _positions(idata: Any, model: Model) -> tuple[Array, Unknowns]:
-    """Return the draws that count on the unconstrained scale, (chain, draw, d), and their places."""
-    draws = unconstrained_draws(model, posterior_draws(idata, model, "prior_from"), "prior_from")
+    """Return unconstrained draws that count, (chain, draw, d), and what lies where in them."""
+    draws = posterior_draws(idata, model, "prior_from")
+    draws = unconstrained_draws(model, draws, "prior_from")
     unknowns = Unknowns(model.continuous_value_vars, model.initial_point())
     arrays = [draws[name] for name in unknowns.names]
     n_chains, n_draws = arrays[0].shape[:2]
@@ -248,10 +250,8 @@ def _covariance(
     d = mean.size
     factor = np.diag(np.sqrt(np.diag(spread)))
     if positions.shape[0] * positions.shape[1] >= DRAWS_PER_PARAMETER * d:
-        try:
+        with suppress(np.linalg.LinAlgError):  # parameters may depend on each other to round-off
             factor = np.linalg.cholesky(spread)
-        except np.linalg.LinAlgError:  # of parameters that depend on each other to round-off
-            pass
     # LᵀHL is near 1, so that its inverse has small errors of rounding
     scaled = factor.T @ rows.hessian(mean, factor) @ factor
     if not np.isfinite(scaled).all():
@@ -266,8 +266,8 @@ def _covariance(
         worst = names[int(np.argmax(np.abs(direction)))]
         raise ValueError(
             f"prior_from: at the mean of the draws the log-density has no maximum along {worst}: "
-            "its Hessian isn't negative definite. The posterior has several modes, or is flat there, "
-            "and no Gaussian stands for it. Run on all data together."
+            "its Hessian isn't negative definite. The posterior has several modes, or is flat "
+            "there, and no Gaussian stands for it. Run on all data together."
         )
     half = factor @ vectors / np.sqrt(values)
     return half @ half.T

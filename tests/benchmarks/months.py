@@ -135,4 +135,6 @@ if __name__ == "__main__":
     parser.add_argument("--intercept", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    print(json.dumps(vars(given) | drifts(given.months, given.rows, 20, given.intercept, given.seed)))
+    print(
+        json.dumps(vars(given) | drifts(given.months, given.rows, 20, given.intercept, given.seed))
+    )
