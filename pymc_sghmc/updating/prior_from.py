@@ -142,8 +142,8 @@ def _refuse_parameters(model: Model) -> None:
     if d > MAX_PARAMETERS:
         raise ValueError(
             f"prior_from: the model has {d:,} parameters. A Gaussian of as many has {d:,}² "
-            f"numbers, which are read at every step; up to {MAX_PARAMETERS:,} are possible. Take fewer "
-            "groups or effects, or run on all data together."
+            f"numbers, which are read at every step; up to {MAX_PARAMETERS:,} are possible. Take "
+            "fewer groups or effects, or run on all data together."
         )
 
 
