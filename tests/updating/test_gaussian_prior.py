@@ -125,10 +125,11 @@ def test_blocks_are_the_conditional_laws():
     rng = np.random.default_rng(0)
     A = rng.standard_normal((4, 4))
     S = A @ A.T
-    first, second = conditional_blocks(np.arange(4.0), S, [slice(0, 1), slice(1, 4)])
-    assert first.factor[0, 0] == pytest.approx(np.sqrt(S[0, 0]))
-    np.testing.assert_allclose(second.slopes, S[1:, :1] / S[0, 0])
-    conditional = S[1:, 1:] - np.outer(S[1:, 0], S[0, 1:]) / S[0, 0]
+    first, second = conditional_blocks(np.arange(4.0), S, [slice(0, 2), slice(2, 4)])
+    np.testing.assert_allclose(first.factor @ first.factor.T, S[:2, :2])
+    slopes = S[2:, :2] @ np.linalg.inv(S[:2, :2])
+    np.testing.assert_allclose(second.slopes, slopes)
+    conditional = S[2:, 2:] - slopes @ S[:2, 2:]
     np.testing.assert_allclose(second.factor @ second.factor.T, conditional, atol=1e-10)
 
 
