@@ -73,7 +73,7 @@ class AllRows:
         unknowns = Unknowns(model.continuous_value_vars, point)
         rewriting = Rewriting(integrated=(), recover=True, may_centre=False)
         data = arguments["data"]
-        pool = pool_of(arguments)
+        pool = None if data is None else pool_of(arguments)
         try:
             rows, source = model_by_row(
                 model, unknowns, arguments["batch_size"], point, data, rewriting, pool
