@@ -84,7 +84,7 @@ def test_two_months_one_after_the_other_are_both_at_once(rows):
     np.testing.assert_allclose(second.covariance, covariance, rtol=1e-5, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", ["arrays", "loader"])
+@pytest.mark.parametrize("kind", ["arrays", "loader", "stream"])
 def test_rows_elsewhere_are_read(rows, kind):
     X, y = (array[0] for array in rows)
     data = {"X": X, "y": y}
@@ -92,6 +92,7 @@ def test_rows_elsewhere_are_read(rows, kind):
         step = SGHMC(
             batch_size=100,
             data=data if kind == "arrays" else ArrayLoader(data),
+            pool=None if kind == "stream" else "auto",
             learning_rate=1e-3,  # no set-up: the step isn't sampled with
         )
     mean, covariance = exact(X, y)
