@@ -12,6 +12,7 @@ from pymc_sghmc import diagnostics, loaders, schedules
 from pymc_sghmc.exact.gamma_gibbs import GammaGibbs
 from pymc_sghmc.exact.qnhmc import QNHMC
 from pymc_sghmc.hierarchy.recovery import recover_effects
+from pymc_sghmc.predictions.blocks import predict_in_blocks
 from pymc_sghmc.runs.resume import resume
 from pymc_sghmc.runs.run_store import RunStore
 from pymc_sghmc.samplers.sghmc import SGHMC
@@ -33,6 +34,7 @@ __all__ = [
     "RunStore",
     "diagnostics",
     "loaders",
+    "predict_in_blocks",
     "prior_from",
     "recover_effects",
     "resume",

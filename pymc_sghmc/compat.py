@@ -73,6 +73,7 @@ __all__ = [
     "add_trigamma_to_numba",
     "adds_to_rows",
     "ancestors",
+    "elpd_data",
     "index_entries",
     "indexes_leading_axes",
     "inference_data",
@@ -81,6 +82,7 @@ __all__ = [
     "joined_along",
     "raveled_function",
     "sample_stored_chains_without_zarr",
+    "smoothed_log_weights",
     "toposort",
 ]
 
@@ -262,6 +264,46 @@ def inference_data(datasets: dict[str, xr.Dataset]) -> Any:
 
         return az.InferenceData(**datasets)
     return xr.DataTree.from_dict(datasets)
+
+
+def smoothed_log_weights(log_likelihood: np.ndarray, reff: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return Pareto-smoothed log weights that leave out each row, and the Pareto k of each.
+
+    ArviZ's own, from log-likelihoods of shape (row, draw). ArviZ 0.23 (PyMC 5.28) has ``az.psislw``
+    of log ratios; ArviZ 1 (PyMC 6) has an accessor of xarray, for log-likelihoods. With PyMC 5's
+    end, delete the first branch.
+    """
+    import arviz as az  # which brings the accessor
+
+    if hasattr(az, "psislw"):
+        return az.psislw(-log_likelihood, reff=reff)
+    of_rows: Any = xr.DataArray(log_likelihood, dims=("row", "draw"))
+    weights, pareto_k = of_rows.azstats.psislw(r_eff=reff, dim="draw")
+    return weights.values, pareto_k.values
+
+
+def elpd_data(**fields: Any) -> Any:
+    """Return ArviZ's object for an estimate by leave-one-out, of all rows or of a sample.
+
+    ArviZ 1 (PyMC 6) has a class for estimates from a sample of rows; all fields are its own. ArviZ
+    0.23 (PyMC 5.28) has one class, a series with other names, which takes more entries. With
+    PyMC 5's end, delete the first branch.
+    """
+    import arviz as az
+
+    if not hasattr(az, "ELPDDataLOO"):
+        names = {"elpd": "elpd_loo", "p": "p_loo", "elpd_i": "loo_i"}
+        entries = {names.get(name, name): value for name, value in fields.items()}
+        entries |= {"scale": "log"}
+        entries = {name: value for name, value in entries.items() if value is not None}
+        return az.ELPDData(data=list(entries.values()), index=list(entries))
+    if fields["subsample_size"] < fields["n_data_points"]:
+        return az.ELPDDataLOOSubsample(**fields, scale="log")
+    own = az.ELPDDataLOO.__dataclass_fields__
+    result = az.ELPDDataLOO(**{k: v for k, v in fields.items() if k in own}, scale="log")
+    result["subsample_size"] = fields["subsample_size"]
+    result["subsampling_se"] = fields["subsampling_se"]
+    return result
 
 
 def raveled_function(logp_dlogp: Any) -> Any:

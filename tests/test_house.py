@@ -14,11 +14,12 @@ GROUND = {
 }  # fmt: skip
 # What each wing may import besides the ground, from the top of the house down.
 WINGS = {
+    "predictions": {"diagnostics", "models", "rows"},
     "samplers": {"step", "tuning"},
     "exact": {"models", "runs"},
     "updating": {"step", "diagnostics", "models"},
     "step": {"diagnostics", "hierarchy", "tuning", "rows", "gradients", "loops", "models", "runs"},
-    "diagnostics": {"models"},
+    "diagnostics": {"gradients", "models"},
     "hierarchy": {"tuning", "gradients", "rows", "loops", "models"},
     "tuning": {"gradients"},
     "gradients": {"rows", "loops", "models"},

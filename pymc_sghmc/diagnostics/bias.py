@@ -24,8 +24,10 @@ from pymc_sghmc.diagnostics.report import BiasReport
 from pymc_sghmc.diagnostics.stein import stein_estimates
 from pymc_sghmc.diagnostics.temperatures import (
     StepStatistics,
+    draw_weights,
     mean_and_error,
     step_statistics,
+    target_temperature,
 )
 
 __all__ = ["check_bias"]
@@ -124,7 +126,7 @@ def check_bias(
     if not parameters:
         raise ValueError("check_bias: the model has no continuous parameters, so no gradient.")
     steps = step_statistics(idata)
-    target = _target_temperature(steps)
+    target = target_temperature(steps)
     draws = posterior_draws(idata, model)
     n_chains, n_all = draws[parameters[0].name].shape[:2]
     thinned = kept = _thinned(n_draws, n_chains, n_all)
@@ -142,7 +144,7 @@ def check_bias(
     finite = np.isfinite(positions).all(axis=-1)  # (chain, draw)
     finite[:, at] &= np.isfinite(gradients).all(axis=-1)
     _check_finite(positions[:, at], gradients, names)
-    weights = _weights(steps, n_chains, n_all)[:, kept] * finite
+    weights = draw_weights(steps, n_chains, n_all)[:, kept] * finite
     positions[~finite] = 0.0
     gradients[~finite[:, at]] = 0.0
     jumping = rows.jumping_variables(draws)
@@ -234,29 +236,6 @@ def _thinned(n_draws: int, n_chains: int, n_all: int) -> np.ndarray:
             + (", and sample longer." if n_all < 10 else ".")
         )
     return np.unique(np.linspace(0, n_all - 1, per_chain).round().astype(int))
-
-
-def _target_temperature(steps: list[StepStatistics]) -> float:
-    counted = [step.target[step.weight > 0] for step in steps]  # draws that explore have no target
-    targets = {float(t) for target in counted for t in np.unique(target) if np.isfinite(t)}
-    if len(targets) > 1 or targets == {0.0}:
-        raise ValueError(
-            f"check_bias: this run has the temperatures {sorted(targets)}. Draws can be compared "
-            "with a posterior only if all steps have the same temperature, above zero. Sample "
-            "with temperature=1."
-        )
-    return targets.pop() if targets else 1.0
-
-
-def _weights(steps: list[StepStatistics], n_chains: int, n_all: int) -> np.ndarray:
-    """Weights of the draws, where all stochastic-gradient steps agree on them."""
-    weights = [
-        np.nan_to_num(step.weight / np.nanmean(step.weight, axis=1, keepdims=True))
-        for step in steps
-    ]
-    if weights and all(np.allclose(weight, weights[0]) for weight in weights):
-        return weights[0]
-    return np.ones((n_chains, n_all))
 
 
 def _names(

@@ -33,6 +33,7 @@ __all__ = [
     "given_rows",
     "posterior_draws",
     "refuse_other_rows",
+    "rows_of_run",
     "rows_of_step",
     "unconstrained_draws",
 ]
@@ -72,8 +73,8 @@ def posterior_draws(idata: Any, model: Model, caller: str = "check_bias") -> dic
     missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
     if missing:
         raise ValueError(
-            f"{caller}: idata.posterior has no draws of {quoted(missing)}. The "
-            "gradient needs all parameters of the model: pass the model that made this run, and "
+            f"{caller}: idata.posterior has no draws of {quoted(missing)}. The log-density "
+            "needs all parameters of the model: pass the model that made this run, and "
             "sample without var_names. With Bambi pass Bambi's own model."
         )
     draws = {}
@@ -220,10 +221,9 @@ def given_rows(step: Any, caller: str) -> Any:
     return given
 
 
-def refuse_other_rows(idata: Any, model: Model) -> None:
+def refuse_other_rows(idata: Any, model: Model, caller: str = "check_bias") -> None:
     """Refuse to judge a run by a model that holds another number of rows."""
-    stats = getattr(idata, "sample_stats", {})
-    n_rows = int(stats["data_rows"].max()) if "data_rows" in stats else 0
+    n_rows = rows_of_run(idata)
     held = {
         len(array_of(leaf))
         for variable in model.observed_RVs
@@ -231,10 +231,16 @@ def refuse_other_rows(idata: Any, model: Model) -> None:
     }
     if n_rows and n_rows not in held:
         raise ValueError(
-            f"check_bias: this run was made with {n_rows:,} rows, and the model holds "
+            f"{caller}: this run was made with {n_rows:,} rows, and the model holds "
             f"{max(held, default=0):,}. After a run with data= pass the step in place of the "
-            "model, check_bias(idata, step). Else put the rows of the run into it by pm.set_data."
+            f"model, {caller}(idata, step). Else put the rows of the run into it by pm.set_data."
         )
+
+
+def rows_of_run(idata: Any) -> int:
+    """Return the number of rows of a run's data; 0 where the run doesn't tell."""
+    stats = getattr(idata, "sample_stats", {})
+    return int(stats["data_rows"].max()) if "data_rows" in stats else 0
 
 
 def _wrong_shape(rv: Any, values: np.ndarray, caller: str) -> ValueError:

@@ -10,8 +10,11 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 __all__ = [
     "StepStatistics",
     "configurational_temperature",
+    "draw_weights",
+    "evenly_by_weight",
     "mean_and_error",
     "step_statistics",
+    "target_temperature",
     "temperature_warnings",
 ]
 
@@ -43,6 +46,38 @@ def step_statistics(idata: Any) -> list[StepStatistics]:
         StepStatistics(configurational=c, kinetic=k, target=t, weight=w)
         for c, k, t, w in zip(configurational, kinetic, targets, weights, strict=True)
     ]
+
+
+def target_temperature(steps: list[StepStatistics], caller: str = "check_bias") -> float:
+    """Return the one temperature of all steps, above zero; 1 where no step has any."""
+    counted = [step.target[step.weight > 0] for step in steps]  # draws that explore have no target
+    targets = {float(t) for target in counted for t in np.unique(target) if np.isfinite(t)}
+    if len(targets) > 1 or targets == {0.0}:
+        raise ValueError(
+            f"{caller}: this run has the temperatures {sorted(targets)}. Draws can be compared "
+            "with a posterior only if all steps have the same temperature, above zero. Sample "
+            "with temperature=1."
+        )
+    return targets.pop() if targets else 1.0
+
+
+def draw_weights(steps: list[StepStatistics], n_chains: int, n_all: int) -> np.ndarray:
+    """Weights of the draws, where all stochastic-gradient steps agree on them."""
+    weights = [
+        np.nan_to_num(step.weight / np.nanmean(step.weight, axis=1, keepdims=True))
+        for step in steps
+    ]
+    if weights and all(np.allclose(weight, weights[0]) for weight in weights):
+        return weights[0]
+    return np.ones((n_chains, n_all))
+
+
+def evenly_by_weight(weights: np.ndarray, n_draws: int) -> np.ndarray:
+    """Return the numbers of draws of each chain, (chain, n), evenly spaced by their weights."""
+    n_draws = min(n_draws, int((weights > 0).sum(axis=1).min()))
+    places = (np.arange(n_draws) + 0.5) / n_draws
+    sums = np.cumsum(weights, axis=1)
+    return np.array([np.searchsorted(total, places * total[-1]) for total in sums])
 
 
 def mean_and_error(

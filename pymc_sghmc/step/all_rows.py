@@ -1,4 +1,4 @@
-"""The gradient of a model given all rows that a step reads, those of ``data=`` too.
+"""Gradients and log-likelihoods of all rows that a step reads, those of ``data=`` too.
 
 What a diagnostic needs of a step's data. Knows gradients and rows, no chain.
 """
@@ -15,11 +15,16 @@ from pymc_sghmc.exceptions import NeedsAllRows
 from pymc_sghmc.gradients.all_rows_hessian import hessian_of_all_rows
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
+from pymc_sghmc.gradients.row_log_likelihood import RowLogLikelihood
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.jumps import jumping_unknowns
+from pymc_sghmc.models.row_model import row_model
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.containers import containers_of
+from pymc_sghmc.rows.forms import known_form
+from pymc_sghmc.rows.sources import Source, given_arrays
 from pymc_sghmc.step.gradients import model_by_row, pool_of
 
 __all__ = ["AllRows", "GivenRows"]
@@ -49,6 +54,41 @@ class GivenRows:
         """Compile the gradient of all rows, wherever they are."""
         return AllRows(self.model, self._arguments, compile_kwargs)
 
+    def log_likelihood(
+        self, name: str, compile_kwargs: Mapping[str, Any] | None = None
+    ) -> RowLogLikelihood | None:
+        """Return the log-likelihood of each row of ``data=`` of an observed variable, by its name.
+
+        None where the model itself holds its rows.
+        """
+        arguments = self._arguments
+        if arguments["data"] is None:
+            return None
+        point, unknowns, _ = _without_rewrites(self.model, arguments)
+        containers = containers_of(self.model)
+        data = known_form(arguments["data"], containers)
+        source = n_rows = None
+        if isinstance(data, Mapping):
+            arrays = given_arrays(containers, data)
+        else:  # of which nothing is read before all of it is
+            source = Source(data, containers)
+            arrays = source.first
+            n_rows = source.n_rows
+        rows = row_model(self.model, unknowns, arguments["batch_size"], point, arrays, n_rows)
+        if all(name not in group.terms for group in rows.groups):
+            return None
+        options = compile_kwargs or arguments["compile_kwargs"]
+        return RowLogLikelihood(rows, self.model, name, source, options)
+
+
+def _without_rewrites(
+    model: Model, arguments: Mapping[str, Any]
+) -> tuple[dict[str, Any], Unknowns, Rewriting]:
+    """Return a point, all unknowns, and a rewriting that leaves the model's coordinates alone."""
+    point = starting_point(model, arguments["initial_point"])
+    unknowns = Unknowns(model.continuous_value_vars, point)
+    return point, unknowns, Rewriting(integrated=(), recover=True, may_centre=False)
+
 
 class AllRows:
     """Full-data gradients in the model's own coordinates, with all unknowns and no rewrites.
@@ -69,9 +109,7 @@ class AllRows:
         compile_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.model = model
-        point = starting_point(model, arguments["initial_point"])
-        unknowns = Unknowns(model.continuous_value_vars, point)
-        rewriting = Rewriting(integrated=(), recover=True, may_centre=False)
+        point, unknowns, rewriting = _without_rewrites(model, arguments)
         data = arguments["data"]
         pool = None if data is None else pool_of(arguments)
         try:

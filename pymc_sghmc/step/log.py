@@ -74,7 +74,8 @@ def log_rows_elsewhere(sampler: str, n_rows: int) -> None:
         _log.info(
             f"{sampler}: data= has {n_rows:,} rows. Functions of PyMC and ArviZ that evaluate the "
             "model, such as log-likelihoods, LOO and predictions, see only the few rows that the "
-            "model holds. check_bias(idata, step) sees all."
+            "model holds. check_bias(idata, step) and loo(idata, step) of pymc_sghmc.diagnostics "
+            "see all."
         )
 
 

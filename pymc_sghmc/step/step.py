@@ -24,6 +24,7 @@ from pymc_sghmc.checks import (
 )
 from pymc_sghmc.compat import ChainSetup, add_end_of_run_check
 from pymc_sghmc.diagnostics import temperature_warnings
+from pymc_sghmc.diagnostics.stand_ins import log_likelihood_warnings
 from pymc_sghmc.exceptions import ChainError, NonFinite, SamplingStopped
 from pymc_sghmc.gradients.metric import checked_preconditioner
 from pymc_sghmc.hierarchy.rewrites import integrated_effects
@@ -58,6 +59,8 @@ from pymc_sghmc.tuning.settings import Settings
 from pymc_sghmc.tuning.tuner import Tuner
 
 __all__ = ["StochasticGradientStep"]
+
+CHECKS_OF_RUNS = (temperature_warnings, log_likelihood_warnings)
 
 
 class StochasticGradientStep(ByHandle, ChainSetup):
@@ -168,7 +171,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         n_steps = given["n_steps"]
         varies = callable(given["learning_rate"])
         self.draws = DrawLoop(self, self.tuner, n_steps, schedule, varies)
-        add_end_of_run_check(temperature_warnings)
+        for check in CHECKS_OF_RUNS:
+            add_end_of_run_check(check)
         self.begin_chain(get_random_generator(given["rng"]))
         tuning = self._prepare() if self.tuner.needs_setup else None
         pool = self.tuner.pool_report(tuning)
@@ -310,7 +314,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
 
     def after_unpickling(self):
         """Warn of temperatures at the end of runs in this process, too."""
-        add_end_of_run_check(temperature_warnings)
+        for check in CHECKS_OF_RUNS:
+            add_end_of_run_check(check)
 
     @staticmethod
     def competence(var, has_grad):

@@ -1,0 +1,1 @@
+"""Predictions of more rows than fit in memory."""
