@@ -7,14 +7,14 @@ scripted generator, without a seed; `sghmc_map` and `sgld_map` write them down f
 
 import math
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytensor.tensor as pt
 
 from scipy.linalg import block_diag, solve_discrete_lyapunov
 
-from pymc_sghmc.rows.data import Minibatch, Minibatches
+from pymc_sghmc.gradients.density import Density
+from pymc_sghmc.models.contract import Group
+from pymc_sghmc.rows.data import InMemory, Minibatch, Minibatches
 from pymc_sghmc.tuning.chain_tuning import ByHand
 
 # A correlated target, its gradient noise, and the coordinates in which the laws are tested.
@@ -63,6 +63,21 @@ class NoisyRows:
         return Minibatch((np.arange(n),), (noise,))
 
 
+class Quadratic(Density):
+    """−½ θᵀHθ, without rows."""
+
+    dtype = weights_dtype = np.dtype(float)
+    has_graph = True  # the gradient has one, below
+    compile_kwargs = {"mode": "FAST_COMPILE"}
+
+    def __init__(self, H):
+        self.H, self.d = H, len(H)
+
+    def __call__(self, position, prior_weight, row_weights, rows, arrays):
+        gradient = -self.H @ position
+        return prior_weight * position @ gradient / 2, prior_weight * gradient
+
+
 class NoisyLinear:
     """Gradient of −½ θᵀHθ plus noise N(0, V): the noise is in the gradient and is the minibatch."""
 
@@ -70,25 +85,10 @@ class NoisyLinear:
 
     def __init__(self, H, V):
         self.H, self.order = H, NoisyRows(V)
-        self.data = SimpleNamespace(
-            is_noisy=[True],
-            noisy_batch_sizes=[1],
-            n_data_rows=1,
-            rows=None,
-            files=(),
-            reload=lambda: None,
-        )
-        self.density = SimpleNamespace(
-            rewrites=(),
-            changes_coordinates=False,
-            from_model=lambda x: x,
-            to_model=lambda x: x,
-            d=len(H),
-            dtype=np.dtype(float),
-            has_graph=True,
-            compile_kwargs={"mode": "FAST_COMPILE"},
-            condition_on=lambda point: None,
-        )
+        self.density = Quadratic(H)
+        # minibatches of one of two rows, in whose place `order` draws noise
+        group = Group(2, 1, [], [None])
+        self.data = InMemory([group], [np.zeros((2, len(H)))], np.dtype(float), np.asarray)
 
     def draw_minibatch(self, rng):
         """Draw a minibatch, for an ``update`` that is called without a step."""

@@ -5,9 +5,10 @@ prior and each row have weights, so that one function serves minibatches, parts 
 graphs and what other steps sample; draws no rows.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import pytensor.tensor as pt
@@ -23,7 +24,7 @@ from pymc_sghmc.models.jumps import conditional_unknowns
 from pymc_sghmc.models.row_model import RowModel
 from pymc_sghmc.protocols import Array
 
-__all__ = ["Graph", "LogDensity"]
+__all__ = ["Density", "Graph", "LogDensity"]
 
 
 class Graph(NamedTuple):
@@ -62,7 +63,116 @@ class Graph(NamedTuple):
         return self.model.completed(graphs, parts)
 
 
-class LogDensity:
+class Density(Protocol):
+    """A weighted log-density of rows: what passes over the data and the tuner ask for.
+
+    A density says what its four members are: ``d``, ``dtype``, ``weights_dtype``, and what it is at
+    a position. The rest follows for one that depends on nothing but the position and rows, without
+    rewrites; a class that inherits from this one changes what is different. `LogDensity` is that of
+    a model.
+
+    Attributes
+    ----------
+    d : int
+        Number of parameters.
+    dtype, weights_dtype : numpy.dtype
+        Of positions, and of the weights of the prior and of rows.
+    rewrites : tuple of Rewrite
+        What has changed the model's graphs.
+    given_types : list of (str, numpy.dtype)
+        The parameters that other steps sample.
+    others : tuple of array
+        Their values: set-ups depend on these beside data.
+    needed_by_likelihood : list of str
+        Those of them on which the likelihood depends.
+    """
+
+    d: int
+    dtype: np.dtype[Any]
+    weights_dtype: np.dtype[Any]
+    rewrites: tuple[Any, ...] = ()
+    given_types: Sequence[tuple[str, Any]] = ()
+    others: tuple[Array, ...] = ()
+    needed_by_likelihood: Sequence[str] = ()
+
+    @abstractmethod
+    def __call__(
+        self,
+        position: Array,
+        prior_weight: Array,
+        row_weights: Sequence[Array],
+        rows: Sequence[Array],
+        arrays: Sequence[Array],
+    ) -> tuple[Array, Array]:
+        """Weighted log-density and gradient."""
+
+    @property
+    def given(self) -> tuple[Array, ...]:
+        """Values, now, of all that the log-density depends on beside position and rows."""
+        return self.others
+
+    @property
+    def held(self) -> tuple[Any, ...]:
+        """Values, now, of the model's data containers that aren't cut into minibatches."""
+        return ()
+
+    @property
+    def likelihood_needs_others(self) -> bool:
+        """Whether what rows say depends on parameters of other steps."""
+        return bool(self.needed_by_likelihood)
+
+    @property
+    def placement_needs_others(self) -> bool:
+        """Whether rewrites must be placed anew where other steps have moved."""
+        return self.likelihood_needs_others and any(r.is_placed for r in self.rewrites)
+
+    @property
+    def changes_coordinates(self) -> bool:
+        """Whether positions aren't in the model's own coordinates."""
+        return any(rewrite.changes_coordinates for rewrite in self.rewrites)
+
+    @property
+    def has_long_tails(self) -> bool:
+        """Whether few parameters are left to sample, scales with long tails among them."""
+        return any(rewrite.has_long_tails for rewrite in self.rewrites)
+
+    @property
+    def group_coefficients(self) -> dict[str, slice]:
+        """Parameters of which a row sees its own group's entries alone, and where they lie."""
+        found: dict[str, slice] = {}
+        for rewrite in self.rewrites:
+            found |= rewrite.group_coefficients
+        return found
+
+    def condition_on(self, point: Mapping[str, Any]) -> None:
+        """Hold the parameters that other steps sample at their values in ``point``."""
+        # copies: in workers PyMC changes the arrays of a point in place
+        self.others = tuple(np.array(point[name], dtype=dtype) for name, dtype in self.given_types)
+
+    def to_model(self, position: Array) -> Array:
+        """Return what a position is in the model's own coordinates."""
+        for rewrite in reversed(self.rewrites):
+            position = rewrite.to_model(position)
+        return position
+
+    def from_model(self, position: Array) -> Array:
+        """Return the position of parameters in the model's own coordinates."""
+        for rewrite in self.rewrites:
+            position = rewrite.from_model(position)
+        return position
+
+    @contextmanager
+    def at(self, others: tuple[Array, ...]) -> Iterator[None]:
+        """Hold the parameters that other steps sample at these values for a while."""
+        now = self.others
+        self.others = others
+        try:
+            yield
+        finally:
+            self.others = now
+
+
+class LogDensity(Density):
     """Weighted log-density of some rows, and its gradient with respect to a step's parameters.
 
     Parameters
@@ -75,14 +185,8 @@ class LogDensity:
     ----------
     unknowns : Unknowns
         What a position is made of.
-    rewrites : tuple of Rewrite
-        What has changed the model's graphs.
-    others : tuple of array
-        Values of the parameters that other steps sample: set-ups depend on these beside data.
     conditional : list of str
         Parameters on which conditions in the graph depend, at which the log-density may jump.
-    needed_by_likelihood : list of str
-        Parameters of other steps on which the likelihood depends.
     data_rows : int
         Number of rows of data that aren't the model's own; 0: it holds all rows.
     """
@@ -157,34 +261,6 @@ class LogDensity:
         return self.graph is not None
 
     @property
-    def likelihood_needs_others(self) -> bool:
-        """Whether what rows say depends on parameters of other steps."""
-        return bool(self.needed_by_likelihood)
-
-    @property
-    def placement_needs_others(self) -> bool:
-        """Whether rewrites must be placed anew where other steps have moved."""
-        return self.likelihood_needs_others and any(r.is_placed for r in self.rewrites)
-
-    @property
-    def changes_coordinates(self) -> bool:
-        """Whether positions aren't in the model's own coordinates."""
-        return any(rewrite.changes_coordinates for rewrite in self.rewrites)
-
-    @property
-    def has_long_tails(self) -> bool:
-        """Whether few parameters are left to sample, scales with long tails among them."""
-        return any(rewrite.has_long_tails for rewrite in self.rewrites)
-
-    @property
-    def group_coefficients(self) -> dict[str, slice]:
-        """Parameters of which a row sees its own group's entries alone, and where they lie."""
-        found: dict[str, slice] = {}
-        for rewrite in self.rewrites:
-            found |= rewrite.group_coefficients
-        return found
-
-    @property
     def held(self) -> tuple[Any, ...]:
         """Values, now, of the model's data containers that aren't cut into minibatches."""
         return shared_values(self.function.function, self._n_inputs)
@@ -193,33 +269,6 @@ class LogDensity:
     def given(self) -> tuple[Array, ...]:
         """Values, now, of the graph's ``given`` inputs."""
         return (*self.others, *[value() for value in self._input_values])
-
-    def condition_on(self, point: Mapping[str, Any]) -> None:
-        """Hold the parameters that other steps sample at their values in ``point``."""
-        # copies: in workers PyMC changes the arrays of a point in place
-        self.others = tuple(np.array(point[name], dtype=dtype) for name, dtype in self.given_types)
-
-    def to_model(self, position: Array) -> Array:
-        """Return what a position is in the model's own coordinates."""
-        for rewrite in reversed(self.rewrites):
-            position = rewrite.to_model(position)
-        return position
-
-    def from_model(self, position: Array) -> Array:
-        """Return the position of parameters in the model's own coordinates."""
-        for rewrite in self.rewrites:
-            position = rewrite.from_model(position)
-        return position
-
-    @contextmanager
-    def at(self, others: tuple[Array, ...]) -> Iterator[None]:
-        """Hold the parameters that other steps sample at these values for a while."""
-        now = self.others
-        self.others = others
-        try:
-            yield
-        finally:
-            self.others = now
 
     def __call__(
         self,

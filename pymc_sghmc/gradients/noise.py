@@ -1,19 +1,37 @@
 """How noisy a gradient from minibatches is. Knows gradients, no samplers."""
 
+from typing import Protocol
+
 import numpy as np
 
-from pymc_sghmc.gradients.around_centre import AroundExpansion
-from pymc_sghmc.gradients.control_variates import ControlVariates
+from pymc_sghmc.gradients.density import Density
 from pymc_sghmc.gradients.metric import Metric
-from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.protocols import Array
-from pymc_sghmc.rows.data import Minibatch
+from pymc_sghmc.rows.data import InMemory, Minibatch
+from pymc_sghmc.rows.orders import Order
 
 __all__ = ["RowGradient", "noise_covariance"]
 
 N_MICROBATCHES = 10
 
-RowGradient = MinibatchGradient | ControlVariates | AroundExpansion
+
+class RowGradient(Protocol):
+    """A gradient from minibatches, of whichever kind."""
+
+    @property
+    def density(self) -> Density:
+        """What it is the gradient of."""
+
+    @property
+    def data(self) -> InMemory:
+        """Its rows."""
+
+    @property
+    def order(self) -> Order:
+        """In which order rows are drawn."""
+
+    def __call__(self, position: Array, minibatch: Minibatch) -> tuple[Array, Array]:
+        """Log-density and gradient at ``position``, both estimated from ``minibatch``."""
 
 
 def noise_covariance(
@@ -31,7 +49,7 @@ def noise_covariance(
 
     Parameters
     ----------
-    gradient : MinibatchGradient or ControlVariates
+    gradient : RowGradient
     coordinates : Metric
         φ, in which the noise is measured and ``position`` is given.
     position : array of shape (d,)

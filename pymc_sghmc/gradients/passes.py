@@ -13,7 +13,7 @@ import numpy as np
 
 from scipy.special import fdtri
 
-from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.density import Density
 from pymc_sghmc.gradients.likelihood_hessian import RowFunction, SecondDerivatives
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch
@@ -32,13 +32,13 @@ ChunkInputs = tuple[Chunk, tuple[Any, ...]]  # and what functions of its rows ta
 
 
 def by_row(
-    density: LogDensity, data: InMemory, group: int | None = None, rows: Array | None = None
+    density: Density, data: InMemory, group: int | None = None, rows: Array | None = None
 ) -> Iterator[ChunkInputs]:
     """Yield chunks of rows, and what functions of rows take of each besides a position.
 
     Parameters
     ----------
-    density : LogDensity
+    density : Density
     data : InMemory or Streamed
     group : int, optional
         Default: all groups of rows.
@@ -55,7 +55,7 @@ def by_row(
 
 
 def with_inputs(
-    density: LogDensity, data: InMemory, chunks: Iterable[Chunk]
+    density: Density, data: InMemory, chunks: Iterable[Chunk]
 ) -> Iterator[ChunkInputs]:
     """Yield chunks of rows with what functions of rows take of each besides a position."""
     for chunk in chunks:
@@ -68,11 +68,11 @@ class Passes:
 
     Parameters
     ----------
-    density : LogDensity
+    density : Density
     data : InMemory or Streamed
     """
 
-    def __init__(self, density: LogDensity, data: InMemory) -> None:
+    def __init__(self, density: Density, data: InMemory) -> None:
         self.density = density
         self.data = data
         self.order_is_checked = False

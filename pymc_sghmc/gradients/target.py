@@ -23,7 +23,7 @@ class Target:
 
     Parameters
     ----------
-    gradient : MinibatchGradient or ControlVariates
+    gradient : RowGradient
     coordinates : Metric
     """
 

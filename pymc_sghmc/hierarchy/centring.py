@@ -16,7 +16,7 @@ from pymc.model import Model
 from pymc.pytensorf import join_nonshared_inputs
 from pytensor.graph.replace import clone_replace
 
-from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.density import Density, LogDensity
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.rewrite import MeanField, Rewrite
 from pymc_sghmc.gradients.row_coordinates import LinearRows
@@ -293,7 +293,7 @@ def _linear_rows(
     return LinearRows(terms=terms, variables=rows.variables, seen=written.seen)
 
 
-def centring_of(density: LogDensity) -> PartialCentring | None:
+def centring_of(density: Density) -> PartialCentring | None:
     """Return the partial centring of a density, if there is any."""
     return next((r for r in density.rewrites if isinstance(r, PartialCentring)), None)
 

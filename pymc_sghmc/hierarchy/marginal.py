@@ -13,7 +13,7 @@ import pytensor.tensor as pt
 from pymc.model import Model
 
 from pymc_sghmc.compat import ancestors
-from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.density import Density, LogDensity
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.rewrite import Rewrite
@@ -351,6 +351,6 @@ class Marginal(Rewrite):
         return {**self.__dict__, "graph": None, "inputs": ()}
 
 
-def marginal_of(density: LogDensity) -> Marginal | None:
+def marginal_of(density: Density) -> Marginal | None:
     """Return what was integrated out of a density, if anything was."""
     return next((r for r in density.rewrites if isinstance(r, Marginal)), None)

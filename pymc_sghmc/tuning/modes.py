@@ -17,12 +17,12 @@ import numpy as np
 
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.metric import Array, Dense, Diagonal, Metric
-from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.passes import Passes
 from pymc_sghmc.phases import begin_phase, count_passes
 from pymc_sghmc.tuning.curvature import difference_step
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.separate_modes import FAR, Mode, are_separate, climb, is_at, mode_of
+from pymc_sghmc.tuning.setup import TunedGradient
 from pymc_sghmc.tuning.setups import Setups
 from pymc_sghmc.tuning.subset_density import SubsetDensity
 from pymc_sghmc.tuning.variational_fit import lower
@@ -56,7 +56,7 @@ class Search:
     passes: float
 
 
-def starts_in_modes(setups: Setups, gradient: MinibatchGradient, start: Array) -> list[Array]:
+def starts_in_modes(setups: Setups, gradient: TunedGradient, start: Array) -> list[Array]:
     """Look for modes beside that of the set-up in use; return a start in each.
 
     Each has a set-up then, as control variates and coordinates serve around one mode alone. A mode
@@ -66,7 +66,7 @@ def starts_in_modes(setups: Setups, gradient: MinibatchGradient, start: Array) -
     ----------
     setups : Setups
         With the set-up from ``start`` in use.
-    gradient : MinibatchGradient
+    gradient : TunedGradient
     start : array of shape (d,)
         The initial point.
     """

@@ -5,18 +5,17 @@ Knows set-ups, no rule and no settings.
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE, MAX_MULTIPLIER, ChainTuning
 from pymc_sghmc.tuning.setup import MOST_FAR_NOISE, Setup
 from pymc_sghmc.tuning.setup_request import SetupRequest
-from pymc_sghmc.tuning.sizes import all_rows_are_in_question, sizes_in_question
+from pymc_sghmc.tuning.sizes import RowCounts, all_rows_are_in_question, sizes_in_question
 
 __all__ = ["options", "resized"]
 
 
 def options(
-    setup: Setup, request: SetupRequest | None, may_change: bool, data: Any = None
+    setup: Setup, request: SetupRequest | None, may_change: bool, data: RowCounts | None = None
 ) -> list[ChainTuning]:
     """Return the gradients that may be used after this set-up, without settings.
 
@@ -27,7 +26,7 @@ def options(
         By which the chain knows the set-up.
     may_change : bool
         Whether the plain gradient is one of them beside control variates.
-    data : InMemory, optional
+    data : RowCounts, optional
         Whose minibatches' number of rows is to be chosen, too.
     """
     # Where no Gaussian is near, chains seldom visit some places, which short draws don't show.
@@ -51,7 +50,7 @@ def options(
     return [sized for tuning in tunings for sized in _of_sizes(tuning, setup, data)]
 
 
-def _of_sizes(tuning: ChainTuning, setup: Setup, data: Any) -> list[ChainTuning]:
+def _of_sizes(tuning: ChainTuning, setup: Setup, data: RowCounts) -> list[ChainTuning]:
     """Return the same with other numbers of rows, as far as they may serve."""
     [n, *_] = data.noisy_batch_sizes
     sizes = sizes_in_question(data, tuning.order)
@@ -62,14 +61,14 @@ def _of_sizes(tuning: ChainTuning, setup: Setup, data: Any) -> list[ChainTuning]
     return [_of_size(tuning, size, data) for size in sizes]
 
 
-def _of_size(tuning: ChainTuning, size: int, data: Any) -> ChainTuning:
+def _of_size(tuning: ChainTuning, size: int, data: RowCounts) -> ChainTuning:
     """Return the same with another number of rows."""
     assert tuning.rows is not None
     share = tuning.rows / size if size < max(data.n_rows) else 0.0
     return replace(tuning, rows=size, noise=tuning.noise * share)
 
 
-def resized(tuning: ChainTuning, setup: Setup, data: Any) -> list[ChainTuning]:
+def resized(tuning: ChainTuning, setup: Setup, data: RowCounts) -> list[ChainTuning]:
     """Return the same with more rows, and the exact gradient from all of them.
 
     Parameters
@@ -77,7 +76,7 @@ def resized(tuning: ChainTuning, setup: Setup, data: Any) -> list[ChainTuning]:
     tuning : ChainTuning
         With the noise that its chain has measured, and a number of rows.
     setup : Setup
-    data : InMemory
+    data : RowCounts
         As the noise of the set-up was measured.
     """
     assert tuning.rows is not None

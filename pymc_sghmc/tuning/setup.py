@@ -8,7 +8,7 @@ import math
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from pymc_sghmc.gradients.metric import (
     Metric,
     preconditioner_metric,
 )
+from pymc_sghmc.gradients.noise import RowGradient
+from pymc_sghmc.gradients.passes import Passes
 from pymc_sghmc.phases import begin_phase, count_passes
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.curvature import (
@@ -47,7 +49,7 @@ from pymc_sghmc.tuning.posterior_fit import fit_posterior
 from pymc_sghmc.tuning.setup_request import SetupRequest
 from pymc_sghmc.tuning.sizes import sizes_in_question
 
-__all__ = ["MOST_FAR_NOISE", "Anchors", "Limits", "Noise", "Setup", "set_up"]
+__all__ = ["MOST_FAR_NOISE", "Anchors", "Limits", "Noise", "Setup", "TunedGradient", "set_up"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
@@ -58,6 +60,18 @@ NOISY = 4  # times the median noise, above which a direction gets a scale of its
 MOST_FAR_NOISE = (
     5.0  # variance in φ at 2 sds above which second-order control variates are given up
 )
+
+
+class TunedGradient(RowGradient, Protocol):
+    """A gradient that set-ups and the tuner can work with: see `MinibatchGradient`."""
+
+    @property
+    def passes(self) -> Passes:
+        """Sums over all rows."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every minibatch is all of the data."""
 
 
 class Noise(NamedTuple):
@@ -101,7 +115,7 @@ class Setup:
 
 
 def set_up(
-    gradient: Any,
+    gradient: TunedGradient,
     expansions: Sequence[Any],
     start: Array,
     request: SetupRequest,
@@ -115,7 +129,7 @@ def set_up(
 
     Parameters
     ----------
-    gradient : MinibatchGradient
+    gradient : TunedGradient
     expansions : tuple
         Control variates of first and of second order, or None: they get their reference points
         here, those of first order only where the others don't serve.
@@ -173,7 +187,7 @@ def set_up(
 
 
 def _metric(
-    passes: Any, fit: GaussianFit, preconditioner: Any, dense: bool
+    passes: Passes, fit: GaussianFit, preconditioner: Any, dense: bool
 ) -> tuple[Metric, Curvature]:
     """Return the metric that a chain uses, and the extreme curvatures in it."""
     kind = preconditioner if isinstance(preconditioner, str) else None
@@ -200,7 +214,7 @@ class _Measured(NamedTuple):
 
 
 def _measured(
-    gradient: Any,
+    gradient: TunedGradient,
     expansions: Sequence[Any],
     fit: GaussianFit,
     metric: Metric,
@@ -296,7 +310,7 @@ def _with_noisy_directions_shrunk(
     return metric.shrunk(np.sqrt(shrink)), curvature, noise
 
 
-def _curvature(passes: Any, fit: GaussianFit, metric: Metric) -> Curvature:
+def _curvature(passes: Passes, fit: GaussianFit, metric: Metric) -> Curvature:
     """Extreme eigenvalues of LᵀHL, with H⁻¹ from the fit where that is a matrix."""
     if isinstance(fit.metric, Dense):
         ratio = solve_triangular(fit.metric.factor, metric.matrix(), lower=True)
@@ -305,7 +319,7 @@ def _curvature(passes: Any, fit: GaussianFit, metric: Metric) -> Curvature:
     return extreme_curvatures(CountedPasses(passes), fit.mean, metric)
 
 
-def _far_limit(passes: Any, fit: GaussianFit, metric: Metric) -> float:
+def _far_limit(passes: Passes, fit: GaussianFit, metric: Metric) -> float:
     """One over the largest curvature at most points as far out as chains often are.
 
     A scale and its effects make a funnel, in the neck of which the curvature is many times that at

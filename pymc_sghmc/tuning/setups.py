@@ -14,7 +14,7 @@ import numpy as np
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.metric import Array, Metric
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
-from pymc_sghmc.tuning.setup import Setup, set_up
+from pymc_sghmc.tuning.setup import Setup, TunedGradient, set_up
 from pymc_sghmc.tuning.setup_request import DataId, SetupRequest
 
 __all__ = ["Setups"]
@@ -27,7 +27,7 @@ class Setups:
 
     Parameters
     ----------
-    gradient : MinibatchGradient
+    gradient : TunedGradient
     expansions : tuple
         Control variates of first and of second order, or None for either: they get the anchors of
         the set-up in use.
@@ -49,7 +49,7 @@ class Setups:
 
     def __init__(
         self,
-        gradient: Any,
+        gradient: TunedGradient,
         expansions: Sequence[Any],
         *,
         preconditioner: Any,

@@ -1,8 +1,9 @@
 """Numbers of rows in a minibatch among which the step chooses. Knows data, no set-ups."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Protocol
 
-__all__ = ["all_rows_are_in_question", "sizes_in_question"]
+__all__ = ["RowCounts", "all_rows_are_in_question", "sizes_in_question"]
 
 FEW = (10, 20, 50, 100, 200)  # rows, beside those that the noise is measured with
 MANY = (1000, 2000, 5000)
@@ -14,12 +15,36 @@ FEWEST_OF_FEW = 10
 MANY_CLUSTERS = 1000
 
 
-def sizes_in_question(data: Any, order: int) -> list[int]:
+class RowCounts(Protocol):
+    """How many rows data have, and how many of them a minibatch: see `InMemory`."""
+
+    @property
+    def n_rows(self) -> Sequence[int]:
+        """Of each group of observations."""
+
+    @property
+    def n_at_hand(self) -> Sequence[int]:
+        """The same, of the rows that are in memory."""
+
+    @property
+    def is_noisy(self) -> Sequence[bool]:
+        """Whether a minibatch of each group is less than all of its rows."""
+
+    @property
+    def noisy_batch_sizes(self) -> Sequence[int]:
+        """Sizes of the minibatches of those groups."""
+
+    @property
+    def rows_of_each(self) -> float:
+        """Rows, on average, of what is drawn: more than one where that is clusters."""
+
+
+def sizes_in_question(data: RowCounts, order: int) -> list[int]:
     """Return the numbers of rows, or of clusters, that minibatches may have.
 
     Parameters
     ----------
-    data : InMemory
+    data : RowCounts
         Whose minibatches have the number that the noise is measured with, the first of them.
     order : int
         Of the gradient.
@@ -35,7 +60,7 @@ def sizes_in_question(data: Any, order: int) -> list[int]:
     return sizes
 
 
-def all_rows_are_in_question(data: Any) -> bool:
+def all_rows_are_in_question(data: RowCounts) -> bool:
     """Whether a minibatch may be all rows, without noise, if all else fails.
 
     Not of clusters, nor of a source's.

@@ -25,7 +25,7 @@ from pymc_sghmc.tuning.noise_around import effect_noise_from_all_rows
 from pymc_sghmc.tuning.options import options, resized
 from pymc_sghmc.tuning.pool_report import PoolReport, pool_report
 from pymc_sghmc.tuning.settings import Settings
-from pymc_sghmc.tuning.setup import Setup
+from pymc_sghmc.tuning.setup import Setup, TunedGradient
 from pymc_sghmc.tuning.setup_request import SetupRequest
 from pymc_sghmc.tuning.setups import Setups
 
@@ -60,7 +60,7 @@ class Tuner:
 
     Parameters
     ----------
-    gradient : MinibatchGradient
+    gradient : TunedGradient
     expansions : tuple
         Control variates of first and of second order, or None where they may not be used.
     settings : Settings
@@ -81,7 +81,7 @@ class Tuner:
 
     def __init__(
         self,
-        gradient: Any,
+        gradient: TunedGradient,
         expansions: Sequence[Any],
         settings: Settings,
         *,

@@ -27,6 +27,7 @@ from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.data import Minibatch
 from pymc_sghmc.step import log
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.noise_around import noise_at_edge
 
 GROUPS, N = 12, 60
@@ -244,7 +245,7 @@ def test_modes_that_nodes_do_not_reach_are_told():
     for build in (bent, logistic):
         model, unknowns, gradient, position = marginal(build)
         marginal_of(gradient.density).use(31)
-        centre = SimpleNamespace(mean=position, metric=Dense(0.1 * np.eye(2)))
+        centre = GaussianFit(position, Dense(0.1 * np.eye(2)), is_mode=True, passes=0.0)
         told = missed(marginal_of(gradient.density), gradient, centre, some)
         if build is logistic:
             assert told == 0
@@ -383,7 +384,7 @@ def test_noise_far_out_is_that_of_the_worst_unknown():
             forces = [factor.T @ second(point, m)[1] for m in minibatches]
             V = p @ np.square(forces) - np.square(p @ forces)
             found.append(V @ np.square(along))
-    centre = SimpleNamespace(mean=position, metric=metric)
+    centre = GaussianFit(position, metric, is_mode=True, passes=0.0)
     [n] = data.batch_sizes
     expected = pytest.approx(max(found) / n / 0.5, rel=0.02)
     assert noise_at_edge(second, centre, metric) == expected

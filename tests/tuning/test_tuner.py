@@ -1,6 +1,6 @@
 """Settings that a tuner finds, on a made-up model: its density is a formula, nothing is compiled.
 
-Data, orders, passes and gradients are the package's own; only `LogDensity` has another inside.
+Data, orders, passes and gradients are the package's own; only the `Density` is another.
 """
 
 import copy
@@ -15,7 +15,7 @@ from closed_forms import inflation, relaxation
 
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.control_variates import ControlVariates
-from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.density import Density
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.models.contract import Group
 from pymc_sghmc.rows.data import InMemory
@@ -41,20 +41,20 @@ SGLD = Rule(sgld.update, sgld.SGLDState)
 NO_ESTIMATE = GivenNoise(0.0, is_known=False)
 
 
-class Valleys(LogDensity):
+class Valleys(Density):
     """Rows c, y with log-likelihoods −½ Σ_j c_j (x_j + a − y_j)², where another step may sample a.
 
     The gradient is linear. Where a isn't finite, the log-density isn't.
     """
 
-    def __init__(self, a=None):
-        self.given_types = [] if a is None else [("a", float)]
-        self.needed_by_likelihood = [name for name, _ in self.given_types]
-        self.d, self.dtype, self.weights_dtype = D, np.dtype(float), np.dtype(float)
-        self.graph, self.rewrites, self._input_values = None, (), []
-        self.condition_on({"a": a})
+    d = D
+    dtype = weights_dtype = np.dtype(float)
 
-    held = ()  # no other data
+    def __init__(self, a=None):
+        if a is not None:
+            self.given_types = [("a", float)]
+            self.needed_by_likelihood = ["a"]
+            self.condition_on({"a": a})
 
     def __call__(self, position, prior_weight, row_weights, rows, arrays):
         [weights], [idx], (c, y) = row_weights, rows, arrays

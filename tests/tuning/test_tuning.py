@@ -5,7 +5,7 @@ import json
 import math
 
 from dataclasses import FrozenInstanceError, replace
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import closed_forms
 import numpy as np
@@ -15,6 +15,7 @@ from closed_forms import INTEGRATORS, inflation, relaxation
 from scipy.stats import t as student
 from stationary import baoab_map, sghmc_map, sgld_map, stationary_covariance
 
+from pymc_sghmc.gradients.metric import Identity
 from pymc_sghmc.runs.states import decoded, encoded
 from pymc_sghmc.samplers import baoab, sghmc, sgld
 from pymc_sghmc.tuning import budget as budget_module
@@ -33,9 +34,10 @@ from pymc_sghmc.tuning.chain_tuning import (
     TemperatureSums,
 )
 from pymc_sghmc.tuning.curvature import Curvature
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.linear_step import Rule
 from pymc_sghmc.tuning.options import options
-from pymc_sghmc.tuning.setup import MOST_FAR_NOISE, Limits, Noise
+from pymc_sghmc.tuning.setup import MOST_FAR_NOISE, Anchors, Limits, Noise, Setup
 
 RULES = {
     "euler": Rule(sghmc.update, sghmc.SGHMCState),
@@ -272,6 +274,16 @@ def test_score_of_sizes_is_contraction_of_a_draw_for_its_time():
     assert score(tuning_of(rate=1.0, rows=20)) == score(tuning_of(rate=0.99, rows=20))
 
 
+class Counts(NamedTuple):
+    """Data, as far as sizes of minibatches depend on them: the members of `RowCounts`."""
+
+    n_rows: list
+    n_at_hand: list
+    is_noisy: list
+    noisy_batch_sizes: list
+    rows_of_each: float
+
+
 @pytest.mark.parametrize(("n_rows", "each", "far_noise", "expected"), [
     (20_000, 1.0, 0.0, {500, 10, 20, 50, 100, 200, 1000, 2000, 5000}),
     (20_000, 10.0, 0.0, {50, 2, 5, 10, 20, 100, 200, 500}),
@@ -283,13 +295,26 @@ def test_score_of_sizes_is_contraction_of_a_draw_for_its_time():
 ])  # fmt: skip
 def test_sizes_of_minibatches_are_in_rows_and_never_too_noisy(n_rows, each, far_noise, expected):
     n = max(2, round(500 / each))
-    data = SimpleNamespace(
-        noisy_batch_sizes=[n], n_rows=[n_rows], is_noisy=[True], rows_of_each=each
+    data = Counts(
+        n_rows=[n_rows],
+        n_at_hand=[n_rows],
+        is_noisy=[True],
+        noisy_batch_sizes=[n],
+        rows_of_each=each,
     )
-    setup = SimpleNamespace(
-        noise=Noise(np.ones(3), None, np.full(3, 0.01), far_noise), limits=Limits(second_order=1.0),
-        fit=SimpleNamespace(is_mode=True), is_gaussian=True,
-    )  # fmt: skip
+    setup = Setup(
+        request=None,
+        fit=GaussianFit(np.zeros(3), Identity(3), is_mode=True, passes=0.0),
+        metric=Identity(3),
+        curvature=Curvature(1.0, 1.0),
+        noise=Noise(np.ones(3), None, np.full(3, 0.01), far_noise),
+        limits=Limits(second_order=1.0),
+        anchors=Anchors(None, None),
+        passes=0.0,
+        mean_phi=None,
+        is_gaussian=True,
+        rewrite_states=(),
+    )
     found = options(setup, None, False, data)
     assert {one.rows for one in found} == expected
     assert all(one.noise[0] == pytest.approx(0.01 * n / one.rows) for one in found)
