@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 
 from modes import FAST
@@ -234,13 +235,18 @@ def test_steps_end_where_the_density_does_although_its_gradient_is_finite(mode):
         step.step(point)
 
 
-def test_blocks_of_random_numbers_join(model, monkeypatch):
+def test_blocks_of_random_numbers_join():
     """As many steps in blocks of three as in one, each with rows and normals of its own."""
-    gradient = gradient_by(model, "plain", "FAST_COMPILE")
+    n_rows = 300_000
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1, shape=3)
+        pm.Normal("y", pt.sum(b), 1, observed=np.random.default_rng(1).normal(size=n_rows))
+    n = inner_loops.BLOCK_BYTES // (3 * 8) - 3  # rows of a minibatch: three steps fill a block
+    gradient = gradient_of(model, n)
     sampler, target, again = SAMPLERS[1], target_of(gradient), target_of(gradient)
-    state, settings = sampler.cls.init(np.zeros(3), 0.004, None), settings_of(sampler)
+    settings = settings_of(sampler) | {"learning_rate": 1e-6}
+    state = sampler.cls.init(np.zeros(3), 1e-6, None)
     loop = InnerLoop(sampler.update, state, target, settings, FAST)
-    monkeypatch.setattr(inner_loops, "BLOCK_BYTES", 3 * 8 * 23)
     rng = np.random.default_rng(2)
     found = loop(state, 7, rng, target, settings)
     expected, rng = state, np.random.default_rng(2)

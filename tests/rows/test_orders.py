@@ -11,24 +11,18 @@ from targets import gradient_of, on_rows
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.metric import Diagonal
 from pymc_sghmc.loaders import ArrayLoader
-from pymc_sghmc.rows import sources, windows
 from pymc_sghmc.rows.orders import type_of_row_numbers
+from pymc_sghmc.rows.sources import PILOT_ROWS
 
-N, D, BATCH = 600, 2, 20
-PILOT, WINDOW = 50, 200  # rows
+D, BATCH = 2, 6000
+WINDOW = 10 * BATCH  # rows: more than the pilot has, and a pass has three windows
+N = 3 * WINDOW
 THETA = np.array([0.3, -0.2])
 rng = np.random.default_rng(0)
 X = rng.standard_normal((N, D))
 ROWS = {"X": X, "y": X @ [1.0, -1.0] + rng.standard_normal(N)}
-
-
-@pytest.fixture(autouse=True)
-def small_windows(monkeypatch):
-    """A window has more rows than the pilot, and a pass three windows."""
-    monkeypatch.setattr(sources, "PILOT_ROWS", PILOT)
-    monkeypatch.setattr(windows, "WINDOW_BYTES", 1)
-    monkeypatch.setattr(windows, "WINDOW_BLOCKS", 1)
-    monkeypatch.setattr(windows, "WINDOW_MINIBATCHES", WINDOW // BATCH)
+SORTED = np.argsort(ROWS["y"])
+BLOCK = 2 * BATCH
 
 
 @dataclass
@@ -36,9 +30,10 @@ class InOrder:
     """A loader whose passes are the rows as they stand."""
 
     total_size: int = N
+    buffer_rows: int = WINDOW
 
     def __iter__(self):
-        return ({k: v[i : i + 40] for k, v in ROWS.items()} for i in range(0, N, 40))
+        return ({k: v[i : i + BLOCK] for k, v in ROWS.items()} for i in range(0, N, BLOCK))
 
 
 DATA = {
@@ -46,7 +41,7 @@ DATA = {
     "by leverage": {"data": ROWS},
     "epochs": {"data": ROWS, "replace": False},
     "stream": {"data": InOrder()},
-    "shuffled stream": {"data": ArrayLoader(ROWS, block_rows=40)},
+    "shuffled stream": {"data": ArrayLoader(ROWS, block_rows=BLOCK, buffer_rows=WINDOW)},
 }
 
 
@@ -71,8 +66,7 @@ def by_hand(numbers):
 def numbers_of(minibatch):
     """Numbers of its rows in all of the data, found by their values."""
     [y] = [array for array in minibatch.arrays if array.ndim == 1]
-    found = np.argsort(ROWS["y"])
-    return found[np.searchsorted(ROWS["y"], y[minibatch.rows[0]], sorter=found)]
+    return SORTED[np.searchsorted(ROWS["y"], y[minibatch.rows[0]], sorter=SORTED)]
 
 
 # --- A minibatch and its arrays
@@ -85,11 +79,11 @@ def test_a_streams_minibatch_keeps_its_rows_after_a_probe_and_in_later_windows()
     minibatches = [drawn.one(i) for i in range(len(drawn.drawn[0]))]
     numbers = np.concatenate([numbers_of(minibatch) for minibatch in minibatches])
     np.testing.assert_array_equal(np.sort(numbers), np.arange(WINDOW))  # the first window
-    minibatch = next(m for m in minibatches if m.rows[0].max() >= PILOT)
+    minibatch = next(m for m in minibatches if m.rows[0].max() >= PILOT_ROWS)
     expected = by_hand(numbers_of(minibatch))
 
     probe = order.probe(generator)
-    assert probe.rows[0].max() < PILOT and probe.arrays is not minibatch.arrays
+    assert probe.rows[0].max() < PILOT_ROWS and probe.arrays is not minibatch.arrays
     np.testing.assert_allclose(gradient(THETA, probe)[1], by_hand(numbers_of(probe)), rtol=1e-10)
     np.testing.assert_allclose(gradient(THETA, minibatch)[1], expected, rtol=1e-10)
 

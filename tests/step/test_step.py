@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from pymc_sghmc import QNHMC, SGHMC, schedules
 from pymc_sghmc.gradients.metric import Identity
 from pymc_sghmc.gradients.noise import noise_covariance
-from pymc_sghmc.models import independence
+from pymc_sghmc.models.independence import MAX_CHECKED_ROWS
 from pymc_sghmc.samplers import sghmc
 
 
@@ -506,12 +506,12 @@ def test_operation_without_a_gradient_is_refused_in_words():
             SGHMC(batch_size=10, compile_kwargs=FAST)
 
 
-def test_missing_value_that_the_check_of_rows_has_not_seen_is_refused(monkeypatch):
-    monkeypatch.setattr(independence, "MAX_CHECKED_ROWS", 1)
-    x = np.linspace(-1.0, 1.0, 4000)
+def test_missing_value_that_the_check_of_rows_has_not_seen_is_refused():
+    n_rows = MAX_CHECKED_ROWS + 1  # every other one is checked
+    x = np.linspace(-1.0, 1.0, n_rows)
     x[1] = np.nan
     with pm.Model():
-        pm.Normal("y", pm.Normal("b") * x, 1, observed=np.zeros(4000))
+        pm.Normal("y", pm.Normal("b") * x, 1, observed=np.zeros(n_rows))
         with pytest.raises(ValueError, match=r"data of the likelihood have missing values\. Drop"):
             SGHMC(batch_size=10, compile_kwargs=FAST)
 

@@ -12,9 +12,8 @@ from targets import gradient_of, linear_regression
 from pymc_sghmc import SGHMC
 from pymc_sghmc.checks import unconstrained_point
 from pymc_sghmc.gradients.metric import Diagonal
-from pymc_sghmc.tuning import curvature as measured
 from pymc_sghmc.tuning import posterior_fit
-from pymc_sghmc.tuning.curvature import CountedPasses, extreme_curvatures
+from pymc_sghmc.tuning.curvature import SUBSET_ROWS, CountedPasses, extreme_curvatures
 from pymc_sghmc.tuning.posterior_fit import NEAR, fit_posterior
 
 
@@ -113,16 +112,18 @@ def test_diagonal_factor_gives_the_posteriors_energy():
     ).largest == pytest.approx(exact, rel=0.1)
 
 
-@pytest.fixture
-def rows(monkeypatch):
-    """4,000 rows, of which the optimiser sees 500 at first."""
-    monkeypatch.setattr(measured, "SUBSET_ROWS", 500)
+MANY_ROWS = 8 * SUBSET_ROWS
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Eight times the rows that the optimiser sees at first."""
     rng = np.random.default_rng(5)
-    y = rng.normal([1.0, -2.0], [0.5, 3.0], size=(4000, 2))
+    y = rng.normal([1.0, -2.0], [0.5, 3.0], size=(MANY_ROWS, 2))
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 10, shape=2)
         pm.Normal("y", mu, np.array([0.5, 3.0]), observed=y)
-    H = np.diag(4000 / np.array([0.5, 3.0]) ** 2 + 0.01)
+    H = np.diag(MANY_ROWS / np.array([0.5, 3.0]) ** 2 + 0.01)
     return model, H, np.linalg.solve(H, y.sum(axis=0) / np.array([0.5, 3.0]) ** 2)
 
 
@@ -143,8 +144,8 @@ def test_subset_of_the_rows_leads_to_the_mode_of_all_in_few_passes(rows):
     np.testing.assert_allclose(unit, np.eye(2), atol=0.01)  # of a subset, whose curvature is alike
     some = [size for size in sizes if size]
     full = sizes.count(None)
-    assert 1 <= full <= 10 and some and max(some) <= 500
-    assert found.passes == pytest.approx(full + sum(some) / 4000)
+    assert 1 <= full <= 10 and some and max(some) <= SUBSET_ROWS
+    assert found.passes == pytest.approx(full + sum(some) / MANY_ROWS)
     assert found.passes < 15
 
 

@@ -13,9 +13,9 @@ from scipy.special import logsumexp
 from targets import gradient_of
 
 from pymc_sghmc import SGHMC
-from pymc_sghmc.tuning import curvature, posterior_fit
+from pymc_sghmc.tuning import posterior_fit
 from pymc_sghmc.tuning import variational_fit as module
-from pymc_sghmc.tuning.curvature import CountedPasses
+from pymc_sghmc.tuning.curvature import SUBSET_ROWS, CountedPasses
 from pymc_sghmc.tuning.posterior_fit import fit_posterior
 from pymc_sghmc.tuning.variational_fit import FLAT, NEAR, variational_fit
 
@@ -136,21 +136,21 @@ def test_groups_have_their_centre_in_the_bulk(form):
     assert 0.6 < np.linalg.norm(found.metric.factor[1]) / sd < 1.3
 
 
-def test_mean_of_a_subset_is_brought_to_that_of_all_rows(monkeypatch):
-    monkeypatch.setattr(curvature, "SUBSET_ROWS", 500)
-    y = np.random.default_rng(5).normal([1.0, -2.0], [0.5, 3.0], size=(4000, 2))
+def test_mean_of_a_subset_is_brought_to_that_of_all_rows():
+    n_rows = 8 * SUBSET_ROWS
+    y = np.random.default_rng(5).normal([1.0, -2.0], [0.5, 3.0], size=(n_rows, 2))
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 10, shape=2)
         pm.Normal("y", mu, np.array([0.5, 3.0]), observed=y)
     counted = counted_of(model, 100)
     found = variational_fit(counted, np.zeros(2))
-    sd = np.array([0.5, 3.0]) / math.sqrt(4000)
+    sd = np.array([0.5, 3.0]) / math.sqrt(n_rows)
     assert (np.abs(found.mean - y.mean(axis=0)) < NEAR * sd).all()
     parts = module._shares(counted, 8, 2)
     rows = np.concatenate([share[0] for share in parts])
     assert len({len(share[0]) for share in parts}) <= 2
     np.testing.assert_array_equal(np.sort(rows), counted.subset[0])
-    assert module._shares(counted, 8, 100) == [counted.subset] * 8  # too few for each unknown
+    assert module._shares(counted, 8, 10_000) == [counted.subset] * 8  # too few for each unknown
 
 
 def test_a_search_without_a_mode_ends_at_the_centre_of_mass(monkeypatch):
