@@ -20,7 +20,7 @@ from pytensor.tensor.type import TensorType
 from pymc_sghmc.compat import toposort
 from pymc_sghmc.memory import memory_map_of
 
-__all__ = ["with_rows_computed"]
+__all__ = ["may_be_added", "with_rows_computed"]
 
 SMALL = 2**28  # bytes that may be added to any data; ...
 LARGEST = 2**31  # ... beyond it, at most so many, and so many times those of the data
@@ -72,9 +72,14 @@ def with_rows_computed(
     data = set().union(*(found[v] for v in wanted))
     added = sum(_bytes(v) for v in wanted)
     held = sum(v.data.nbytes for v in data)
-    if not added <= max(SMALL, min(LARGEST, TIMES * held)) or any(map(_is_on_disk, data)):
+    if not may_be_added(added, held) or any(map(_is_on_disk, data)):
         return graph
     return clone_replace(graph, {v: _computed(v) for v in wanted}) if wanted else graph
+
+
+def may_be_added(added: float, held: int) -> bool:
+    """Whether memory may take ``added`` bytes for values that come of ``held`` bytes of data."""
+    return added <= max(SMALL, min(LARGEST, TIMES * held))
 
 
 def _computed(variable: Variable) -> Variable:

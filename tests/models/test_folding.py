@@ -21,7 +21,7 @@ from zoo import (
     hsgp_prior,
 )
 
-from pymc_sghmc.models import folding
+from pymc_sghmc.models.folding import LARGEST, SMALL, may_be_added, with_rows_computed
 
 HELD = [hsgp_linearized, hsgp_prior, hsgp_periodic, basis_of_constants]
 
@@ -46,14 +46,43 @@ def test_basis_of_data_containers_is_computed_at_each_step():
     assert "Sin" in operations(gradient_of(model, 4))
 
 
-def test_arrays_are_computed_within_memory(monkeypatch):
-    monkeypatch.setattr(folding, "SMALL", 0)
-    gradient_of(hsgp_linearized(), 4)  # four times the data
-    monkeypatch.setattr(folding, "TIMES", 3)
-    refusal(hsgp_linearized(), 4, "can't be evaluated on some of its", "pm.Data")
-    monkeypatch.setattr(folding, "TIMES", 4)
-    monkeypatch.setattr(folding, "LARGEST", 4 * 8 * N - 1)
-    refusal(hsgp_linearized(), 4, "can't be evaluated on some of its", "pm.Data")
+@pytest.mark.parametrize(
+    ("added", "held", "expected"),
+    [
+        (SMALL, 0, True),
+        (SMALL + 1, 0, False),
+        (4 * SMALL, SMALL, True),
+        (4 * SMALL + 1, SMALL, False),
+        (LARGEST, LARGEST, True),
+        (LARGEST + 1, LARGEST, False),
+        (np.inf, LARGEST, False),
+    ],
+)
+def test_arrays_are_computed_within_memory(added, held, expected):
+    assert may_be_added(added, held) is expected
+
+
+def test_a_basis_that_is_large_beside_its_data_is_not_computed():
+    """A quarter of a gigabyte and more of 88 bytes: nothing makes the array."""
+    x = pt.constant(X[:, 0])
+    for n_columns, is_computed in ((3, True), (SMALL // (8 * N) + 1, False)):
+        graph = pt.broadcast_to(x, (n_columns, N)).T @ pt.vector("b")
+        assert (with_rows_computed(graph, N) is not graph) == is_computed
+
+
+def test_a_basis_that_may_not_be_computed_is_refused(tmp_path):
+    """Of an array on disk; the same in memory can be cut."""
+    on_disk = np.memmap(tmp_path / "x", "f8", "w+", shape=(N, 1))
+    on_disk[:] = X[:, :1]
+
+    def model_of(x):
+        with pm.Model() as model:
+            basis = pt.sin(pt.tile(pt.constant(x)[:, None], (1, 3, 1)) * np.arange(1, 4)[:, None])
+            pm.Normal("y", basis[:, :, 0] @ pm.Normal("b", shape=3), 1, observed=Y)
+        return model
+
+    gradient_of(model_of(X[:, :1]), 4)
+    refusal(model_of(on_disk), 4, "can't be evaluated on some of its", "pm.Data")
 
 
 def test_arrays_on_disk_are_left_there(tmp_path):
@@ -79,7 +108,7 @@ def test_what_has_no_rows_in_front_is_left_as_it_is():
     with pm.Model() as model:
         mu = table[GROUP] @ pm.Normal("b", shape=N)
         pm.Normal("y", mu, 1, observed=Y)
-    assert folding.with_rows_computed(table, N) is table
+    assert with_rows_computed(table, N) is table
     gradient_of(model, 4)
 
 

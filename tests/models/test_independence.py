@@ -10,6 +10,8 @@ from exactness import refusal
 from targets import gradient_of
 from zoo import POSITIVE, D, N, X, Y, build, rng, scan_output
 
+from pymc_sghmc.models.independence import MAX_CHECKED_ROWS
+
 
 def mean_over_rows_in_model():
     x, b = pm.Data("x", X), pm.Normal("b", shape=D)
@@ -128,11 +130,29 @@ def test_rows_in_company_are_refused(make):
     refusal(build(make), 4, *parts)
 
 
-@pytest.mark.parametrize("make", [mean_over_rows_in_model, cumulative_sum, shifted_series])
-def test_rows_in_company_are_refused_in_large_data(make, monkeypatch):
-    # Where all rows are too many for the check, it takes some.
-    monkeypatch.setattr("pymc_sghmc.models.independence.MAX_CHECKED_ROWS", 6)
-    refusal(build(make), 4, "rows of 'y' are not independent")
+def mean_over_many_rows(x, y):
+    b = pm.Normal("b", shape=D)
+    pm.Normal("y", (x - x.mean(axis=0)) @ b, 1, observed=y)
+
+
+def sum_over_many_rows(x, y):
+    pm.Normal("y", pt.cumsum(x @ pm.Normal("b", shape=D)), 1, observed=y)
+
+
+def long_series(x, y):
+    before = pt.concatenate([[0.0], y[:-1]])
+    pm.Normal("y", pm.Normal("rho") * before, 1, observed=y)
+
+
+@pytest.mark.parametrize("make", [mean_over_many_rows, sum_over_many_rows, long_series])
+def test_rows_in_company_are_refused_in_large_data(make):
+    # Where all rows are too many for the check, it takes some: here every other one.
+    n_rows = MAX_CHECKED_ROWS + 1
+    draws = np.random.default_rng(1)
+    with pm.Model() as model:
+        x = pm.Data("x", draws.normal(size=(n_rows, D)))
+        make(x, pm.Data("y_data", draws.normal(size=n_rows)))
+    refusal(model, 4, "rows of 'y' are not independent")
 
 
 def test_mean_over_pm_minibatch_is_refused():
