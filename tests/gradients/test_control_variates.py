@@ -21,7 +21,7 @@ from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.metric import Dense, Diagonal, Identity
 from pymc_sghmc.gradients.noise import noise_covariance
-from pymc_sghmc.rows import data as data_of_rows
+from pymc_sghmc.rows.data import CHUNK_BYTES
 
 N, D = 9, 2
 rng = np.random.default_rng(4)
@@ -368,26 +368,36 @@ class Scripted:
 # --- The pass over all rows
 
 
+WIDTH = CHUNK_BYTES // (8 * 1000) + 1  # of rows of which 1,000, the least number, are in a chunk
+
+
 @pytest.fixture(scope="module")
 def large():
-    """A model whose 2,500 and 1,200 rows make several chunks of the least size, 1,000 rows."""
+    """A model whose 2,500 and 1,200 rows are wide: they make several chunks."""
     generator = np.random.default_rng(2)
     with pm.Model() as model:
         b = pm.Normal("b", 0, 1, shape=D)
-        mu = pm.Data("x", generator.normal(size=(2500, D))) @ b
-        pm.Normal("y", mu, pm.HalfNormal("sigma", 1), observed=generator.normal(size=2500))
-        pm.Poisson("counts", pt.exp(b[0]), observed=generator.poisson(2.0, size=1200))
+        x = pm.Data("x", generator.normal(size=(2500, WIDTH)))
+        pm.Normal(
+            "y", x[:, :D] @ b, pm.HalfNormal("sigma", 1), observed=generator.normal(size=2500)
+        )
+        offsets = pm.Data("offsets", generator.normal(size=(1200, WIDTH)))
+        mu = pt.exp(b[0] + offsets[:, 0])
+        pm.Poisson("counts", mu, observed=generator.poisson(2.0, size=1200))
     return model
 
 
 def test_pass_in_chunks_equals_one_pass(large, monkeypatch):
     cv = control_variates(large, {"y": 100, "counts": 50})
     passes, sizes = cv.passes, []
-    whole, before = passes.likelihood(THETA), cv.order
     subset = (np.arange(0, 2500, 2), np.arange(1100))
-    part = passes.likelihood(THETA, subset)
-    monkeypatch.setattr(data_of_rows, "CHUNK_BYTES", 1)
-    cv.data.reload()
+    every = tuple(map(np.arange, (2500, 1200)))
+
+    def at_once(rows):
+        weights = [np.full(r.size, n / r.size) for n, r in zip((2500, 1200), rows, strict=True)]
+        return cv.density(THETA, np.zeros(()), weights, *minibatch_of(cv, *rows))
+
+    whole, part = at_once(every), at_once(subset)
     function = cv.density.function
 
     def spy(*inputs):
@@ -404,11 +414,12 @@ def test_pass_in_chunks_equals_one_pass(large, monkeypatch):
         np.testing.assert_allclose(logp, expected[0], rtol=1e-12)
         np.testing.assert_allclose(grad, expected[1], rtol=1e-10)
         assert sorted(size for size in sizes if size > 1) == sorted(lengths)
-    cv.set_centre(CENTRE, Dense(FACTOR))
-    assert cv.order is not before
-    for old, new in ((before.counts, cv.order.counts), (before.pools, cv.order.pools)):
-        for one, two in zip(old, new, strict=True):
-            np.testing.assert_array_equal(one, two)
+    leverages = passes.leverages(cv.row_function, [CENTRE, CENTRE + 0.1, CENTRE - 0.1])
+    ends = [CENTRE, CENTRE + 0.1, CENTRE - 0.1]
+    inputs = (*every, *cv.data.resident, *cv.density.given)
+    for k, found in enumerate(leverages):
+        middle, *others = [cv.row_function(x, *inputs)[k][:, 0] for x in ends]
+        np.testing.assert_allclose(found, abs(sum(others) - 2 * middle), rtol=1e-6)
 
 
 def test_pass_over_all_rows_equals_the_model(large):
@@ -426,23 +437,26 @@ def test_subset_is_scaled_to_all_rows(large):
     np.testing.assert_allclose(mean, passes.likelihood(THETA)[1], rtol=1e-10)
 
 
-def test_passes_use_bounded_memory(monkeypatch):
-    x = np.random.default_rng(0).normal(size=(40_000, 50))  # 16 MB
+def test_passes_use_bounded_memory():
+    x = np.random.default_rng(0).normal(size=(60_000, 100))
+    assert x.nbytes > 10 * CHUNK_BYTES
     with pm.Model() as model:
-        b = pm.Normal("b", 0, 1, shape=50)
+        b = pm.Normal("b", 0, 1, shape=100)
         pm.Normal("y", pm.Data("x", x) @ b, 1, observed=x[:, 0])
     cv = ControlVariates(gradient_of(model, 10))
-    peaks = []
-    for size in (2**20, 2**30):
-        monkeypatch.setattr(data_of_rows, "CHUNK_BYTES", size)
-        cv.data.reload()
+    cv.data.threads = 1
+
+    def peak(function, *args):
         tracemalloc.start()
-        cv.set_centre(np.zeros(50), Diagonal(np.full(50, 0.1)))
-        peaks.append(tracemalloc.get_traced_memory()[1])
+        function(*args)
+        found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
+        return found
+
     # The pool and leverages of all rows take 4 bytes each; gathered data are a chunk at a time.
-    assert peaks[0] < x.nbytes / 2
-    assert peaks[1] > x.nbytes  # negative control: one chunk
+    assert peak(cv.set_centre, np.zeros(100), Diagonal(np.full(100, 0.1))) < x.nbytes / 2
+    # negative control: all rows at once
+    assert peak(on_rows, cv, np.zeros(100), np.arange(len(x))) > x.nbytes
 
 
 # --- Unknowns of other steps, and new data

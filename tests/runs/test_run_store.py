@@ -34,11 +34,10 @@ from pymc_sghmc.runs.stored_draws import datasets, rectangle
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch):
+def often(request, monkeypatch):
     """Let segments be written every few draws, here and in the processes that are forked."""
-    monkeypatch.setattr(recorder, "SECONDS", 0.02)
-    monkeypatch.setattr(recorder, "LONGEST", 0.02)
-    monkeypatch.setattr(run_folder, "WAIT", 5.0)
+    if getattr(request, "param", True):
+        monkeypatch.setattr(recorder, "SECONDS", 0.02)
 
 
 @pytest.mark.process
@@ -149,10 +148,9 @@ def test_steps_of_several_kinds_go_on_together(tmp_path):
     np.testing.assert_array_equal(kept, plain.posterior["mu"])
 
 
-def test_a_chain_that_has_begun_keeps_its_seed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("often", [False], indirect=True)  # no segment within a second
+def test_a_chain_that_has_begun_keeps_its_seed(tmp_path):
     """Draws whose state isn't stored are made again, the same, though no seed is given."""
-    monkeypatch.setattr(recorder, "LONGEST", 60.0)
-    monkeypatch.setattr(recorder, "SECONDS", 60.0)
     with pytest.raises(MemoryError):
         faults.sample(tmp_path, callback=stop_at(30), chains=1, random_seed=None)
     made = []
