@@ -26,14 +26,14 @@ from pymc_sghmc.gradients import second_order as module
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.expansion import fitted
 from pymc_sghmc.gradients.metric import Dense, Identity
-from pymc_sghmc.gradients.second_order import SecondOrder, second_order
+from pymc_sghmc.gradients.second_order import MOST_UNKNOWNS, SecondOrder, second_order
 from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.loaders import ArrayLoader
 from pymc_sghmc.rows.orders import ByLeverage
-from pymc_sghmc.tuning import setup
 from pymc_sghmc.tuning.budget import inner_steps
 from pymc_sghmc.tuning.chain_tuning import ByHand, ChainTuning
+from pymc_sghmc.tuning.setup import MOST_FAR_NOISE
 
 N = 40
 rng = np.random.default_rng(0)
@@ -299,23 +299,24 @@ def test_few_derivatives_of_each_row_give_the_same_gradient(monkeypatch):
     np.testing.assert_allclose(mean, [logp, *grad], rtol=1e-10, atol=1e-10)
 
 
-def test_rows_of_two_members_at_the_end_are_seen(monkeypatch):
-    n = 15_000
+def test_rows_of_two_members_at_the_end_are_seen():
+    """Among so many parameters that second derivatives are a sparse matrix."""
+    n, few, d = 15_000, 70, 70 + MOST_UNKNOWNS
+    draws = np.random.default_rng(2)
+    first, other = np.sort(draws.integers(0, few, n)), draws.integers(0, few, n)
+    second = np.where(np.arange(n) < n - 5, 0.0, 0.5)
+    of_many = draws.integers(0, MOST_UNKNOWNS, n)
     with pm.Model() as model:
-        u = pm.Normal("u", shape=70)
-        first = np.sort(np.random.default_rng(2).integers(0, 70, n))
-        second = np.where(np.arange(n) < n - 5, 0.0, 0.5)
-        other = np.random.default_rng(3).integers(0, 70, n)
-        pm.Normal("y", u[first] + second * u[other], 1, observed=np.zeros(n))
-    monkeypatch.setattr(module, "MOST_UNKNOWNS", 0)
+        u, v = pm.Normal("u", shape=few), pm.Normal("v", shape=MOST_UNKNOWNS)
+        mu = u[first] + second * u[other] + v[of_many]
+        pm.Normal("y", mu, 1, observed=np.zeros(n))
     found = second_order(gradient_of(model, 4))
-    found.set_centre(np.zeros(70), Identity(70))
-    X = np.zeros((n, 70))
-    X[np.arange(n), first] = 1.0
-    np.add.at(X, (np.arange(n), other), second)
-    values, columns, ends = found.anchor.hessian
-    hessian = csr_array((values, columns, ends), shape=(70, 70)).toarray()
-    np.testing.assert_allclose(hessian, -X.T @ X, rtol=1e-6, atol=1e-6)
+    found.set_centre(np.zeros(d), Identity(d))
+    values = np.concatenate([np.ones(n), second, np.ones(n)])
+    columns = np.concatenate([first, other, few + of_many])
+    X = csr_array((values, (np.tile(np.arange(n), 3), columns)), shape=(n, d))
+    hessian = csr_array(found.anchor.hessian, shape=(d, d))
+    assert abs(hessian + X.T @ X).max() < 1e-6
 
 
 def test_many_parameters_that_all_rows_see_are_refused():
@@ -478,18 +479,19 @@ def test_other_refusals():
             SGHMC(batch_size=None, gradient="second_order", compile_kwargs=FAST)
 
 
-def negative_binomial_of_poisson_counts():
+def negative_binomial_of_poisson_counts(alpha=None):
     # hardly known dispersion: log α has a tail that no quadratic function follows
-    m, alpha = pm.Normal("m", 0, 5), pm.Exponential("alpha", 0.1)
+    alpha = pm.Exponential("alpha", 0.1) if alpha is None else alpha
+    m = pm.Normal("m", 0, 5)
     counts = np.random.default_rng(1).poisson(1.5, 3000)
     pm.NegativeBinomial("y", mu=pm.math.exp(m), alpha=alpha, observed=counts)
 
 
-def test_noise_that_is_large_far_out_gets_first_order_in_words(caplog, monkeypatch):
-    monkeypatch.setattr(setup, "MOST_FAR_NOISE", 0.5)
+def test_noise_that_is_large_far_out_gets_first_order_in_words(caplog):
     with pm.Model(), caplog.at_level(logging.INFO, logger="pymc.sghmc"):
-        negative_binomial_of_poisson_counts()
+        negative_binomial_of_poisson_counts(pm.HalfCauchy("alpha", 10))
         step = SGHMC(batch_size=2, gradient="second_order", compile_kwargs=FAST)
+    assert step.tuner.setup.noise.second_order_far > 2 * MOST_FAR_NOISE
     assert "uses first-order control variates" in caplog.text
     _, [statistics] = step.step(start_of(step))
     assert statistics["gradient_order"] == 1
