@@ -11,11 +11,10 @@ from targets import plain_gradient
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.likelihood_hessian import second_derivatives
 from pymc_sghmc.gradients.metric import Diagonal
-from pymc_sghmc.hierarchy import centring_choice
 from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
-from pymc_sghmc.tuning import budget, noise_around, posterior_fit, setup
+from pymc_sghmc.tuning import setup
 from pymc_sghmc.tuning.curvature import CountedPasses, extreme_curvatures
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.low_rank_fit import low_rank_fit
@@ -25,16 +24,17 @@ SIZES = np.repeat([2, 10, 50], 20)  # rows of each group
 GROUP = np.repeat(np.arange(SIZES.size), SIZES)
 
 
-def groups(form, tau=0.7, fixed=False, seed=0):
+def groups(form, tau=0.7, fixed=False, seed=0, sizes=SIZES):
     """Rows of groups of three sizes, with τ known or not."""
     rng = np.random.default_rng(seed)
-    y = rng.normal(0, tau, SIZES.size)[GROUP] + rng.normal(0, SIGMA, GROUP.size)
+    group = np.repeat(np.arange(sizes.size), sizes)
+    y = rng.normal(0, tau, sizes.size)[group] + rng.normal(0, SIGMA, group.size)
     with pm.Model() as model:
         # a scale that may hardly move is as good as known, and still an unknown of the model
         scale = pm.LogNormal("tau", np.log(tau), 0.01 if fixed else 1.0)
-        u = pm.Normal("u", 0, scale, shape=SIZES.size) if form == "centred" else None
-        u = scale * pm.Normal("z", 0, 1, shape=SIZES.size) if u is None else u
-        pm.Normal("y", pm.Normal("mu", 0, 2) + u[GROUP], SIGMA, observed=y)
+        u = pm.Normal("u", 0, scale, shape=sizes.size) if form == "centred" else None
+        u = scale * pm.Normal("z", 0, 1, shape=sizes.size) if u is None else u
+        pm.Normal("y", pm.Normal("mu", 0, 2) + u[group], SIGMA, observed=y)
     return model
 
 
@@ -190,33 +190,29 @@ def error(x):
 
 QUICK = {"draws": 200, "tune": 100, "chains": 2}
 LONG = {"draws": 1000, "tune": 500, "chains": 4}
+FEW, MANY = SIZES, np.repeat([2, 10, 50], 340)  # groups: for a matrix, and for thousands
 CASES = {
-    "matrix": pytest.param(1000, "auto", QUICK, FAST),
-    "matrix, long": pytest.param(1000, "auto", LONG, C, marks=pytest.mark.slow),
+    "matrix": pytest.param(FEW, "auto", QUICK, FAST),
+    "matrix, long": pytest.param(FEW, "auto", LONG, C, marks=pytest.mark.slow),
     # quickly: test_few_directions_tell_how_shared_unknowns_and_effects_depend_on_each_other
-    "low rank": pytest.param(20, "auto", LONG, C, marks=pytest.mark.slow),
-    "first order": pytest.param(20, "control_variates", LONG, C, marks=pytest.mark.slow),
+    "low rank": pytest.param(MANY, "auto", LONG, C, marks=pytest.mark.slow),
+    "first order": pytest.param(MANY, "control_variates", LONG, C, marks=pytest.mark.slow),
 }
 
 
-@pytest.mark.parametrize(("few", "kind", "run", "mode"), CASES.values(), ids=list(CASES))
-def test_untouched_sampler_is_right_on_groups_whose_form_is_wrong_for_them(
-    few, kind, run, mode, monkeypatch
-):
-    for module in (posterior_fit, centring_choice, setup, noise_around):
-        monkeypatch.setattr(module, "MAX_DENSE", few)
-    monkeypatch.setattr(budget, "MANY", few)
-    with groups("non-centred") as model:
+@pytest.mark.parametrize(("sizes", "kind", "run", "mode"), CASES.values(), ids=list(CASES))
+def test_untouched_sampler_is_right_on_groups_whose_form_is_wrong_for_them(sizes, kind, run, mode):
+    with groups("non-centred", sizes=sizes) as model:
         step = SGHMC(batch_size=200, gradient=kind, compile_kwargs=mode)
         idata = pm.sample(cores=2, random_seed=3, step=step, **run, **QUIET)
-    assert step.tuner.setup.metric.kind == ("dense" if few == 1000 else "low-rank")
+    assert step.tuner.setup.metric.kind == ("dense" if sizes is FEW else "low-rank")
     order = idata.sample_stats["gradient_order"].to_numpy()
     assert (order == (2 if kind == "auto" else 1)).all()
     # by quadrature over log τ: all else is Gaussian
     y = model.rvs_to_values[model["y"]].data
-    means = np.bincount(GROUP, y) / SIZES
+    means = np.bincount(np.repeat(np.arange(sizes.size), sizes), y) / sizes
     x = np.linspace(-3, 2, 4001)
-    variance = np.exp(2 * x)[:, None] + SIGMA**2 / SIZES
+    variance = np.exp(2 * x)[:, None] + SIGMA**2 / sizes
     precision = (1 / variance).sum(axis=1) + 1 / 4
     mean = (means / variance).sum(axis=1) / precision
     logp = -0.5 * (x - np.log(0.7)) ** 2 - 0.5 * np.log(variance).sum(axis=1)
