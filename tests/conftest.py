@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from data_folder import data_folder
+
 ROOT = Path(__file__).parents[1]
 pytest.register_assert_rewrite("exactness")  # its asserts tell what they compared, as in tests
 
@@ -28,7 +30,7 @@ pytest.register_assert_rewrite("exactness")  # its asserts tell what they compar
 @pytest.fixture(scope="session")
 def data():
     """Folder of real data with reference posteriors; skips where it is absent."""
-    folder = Path(os.environ.get("PYMC_SGHMC_DATA", ROOT / "../shared/data"))
-    if not (folder / "references").is_dir():
-        pytest.skip(f"no data at {folder}: set PYMC_SGHMC_DATA to their folder")
-    return folder
+    try:
+        return data_folder()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))

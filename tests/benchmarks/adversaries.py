@@ -6,7 +6,7 @@
 A step, ``SGHMC(batch_size="auto", gradient="second_order")`` unless ``--set`` says otherwise, is
 built once a model and makes chains with the seeds 0, 1, 2, …: 300 tuning draws of 10 inner steps,
 then ``--inner`` inner steps, 50 a draw. Models, which are synthetic, and the importance sampling
-that they are held against are in tests/hard_models.py; what "lost" means is in tests/lost_chains.py.
+that they are held against are in tests/model_collection/hard.py; what "lost" means is in tests/lost_chains.py.
 "cauchy" is refused when its step is built; the same with rows a hundredth as long isn't.
 
 Prints one line of JSON and with ``--markdown`` a table; each model goes to standard error as soon as
@@ -34,7 +34,8 @@ from untouched import rounded, setting
 import numpy as np
 import report
 
-from hard_models import MODELS, posterior
+from model_collection import models_of
+from model_collection.hard import posterior
 from lost_chains import as_inference_data, logged, lost, run_chain, trace, worst
 
 from pymc_sghmc import SGHMC
@@ -44,13 +45,14 @@ from pymc_sghmc.diagnostics import (
     temperature_warnings,
 )
 
+MODELS = models_of("hard")
 FEW = 4  # chains that a user would have
 DEFAULTS = {"batch_size": "auto", "gradient": "second_order"}
 
 
 def run(name, settings, n_seeds, n_inner):
     """One row: all chains on one model."""
-    hard, began = MODELS[name](), time.perf_counter()
+    hard, began = MODELS[name].make(), time.perf_counter()
     row = {"N": hard.n_rows, "d": hard.d}
     try:
         with logged() as log, hard.model:

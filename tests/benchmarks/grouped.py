@@ -9,7 +9,7 @@ second of a core while sampling over nutpie's, seconds from start to 400 effecti
 ``pm.sample``'s time before the draws, as many draws as that takes) beside nutpie's on as many cores, and the largest errors of means, in standard deviations, and of standard
 deviations, relative, over all unknowns that the reference has. ``--way ADVI`` is PyMC's ``pm.fit`` with 30,000 steps
 on all data, and 4,000 draws from what it finds; ``integrated out`` gives the effects of groups to ``marginalize``. ``--references`` makes references: four chains by nutpie on one core, which wants an environment of its own,
-in the non-centred form; means, standard deviations, the least effective size and seconds go to grouped_references.npz. Models of
+in the non-centred form; means, standard deviations, the least effective size and seconds go to tests/model_collection/grouped_references.npz. Models of
 MovieLens need the shared data.
 """
 
@@ -18,18 +18,17 @@ import argparse
 import time
 import warnings
 
-from pathlib import Path
-
 from untouched import over_unknowns
 
-import grouped_models
 import numpy as np
 import pymc as pm
 import report
 
-MODELS = grouped_models.MODELS
+from model_collection import models_of
+from model_collection.grouped import REFERENCES, UNITS
 
-REFERENCES = Path(__file__).with_name("grouped_references.npz")
+MODELS = models_of("grouped")
+
 WAYS = {
     "centred": ("centred", {"batch_size": 500}),
     "non-centred": ("non-centred", {"batch_size": 500}),
@@ -54,8 +53,8 @@ def run(name, way):
     if settings is None:
         return fit(name, form)
     if way.startswith("integrated"):
-        settings = settings | {"marginalize": grouped_models.UNITS[name]}
-    with MODELS[name](form) as model:
+        settings = settings | {"marginalize": UNITS[name]}
+    with MODELS[name].make(form) as model:
         began = time.perf_counter()
         step = SGHMC(**settings)
         made = time.perf_counter()
@@ -88,7 +87,7 @@ def run(name, way):
 
 def fit(name, form):
     """One row of ADVI."""
-    with MODELS[name](form):
+    with MODELS[name].make(form):
         began = time.perf_counter()
         found = pm.fit(FIT, method="advi", random_seed=1, progressbar=False)
         seconds = time.perf_counter() - began
@@ -121,7 +120,7 @@ def refer(names, draws, tune):
 
     known = dict(np.load(REFERENCES)) if REFERENCES.exists() else {}
     for name in names:
-        compiled = nutpie.compile_pymc_model(MODELS[name]("non-centred"))
+        compiled = nutpie.compile_pymc_model(MODELS[name].make("non-centred"))
         began = time.perf_counter()
         trace = nutpie.sample(
             compiled, draws=draws, tune=tune, chains=4, cores=1, seed=1, progress_bar=False

@@ -299,10 +299,10 @@ def images():
     folder = Path(os.environ.get("PYMC_SGHMC_DATA", ROOT / "../shared/data")) / "mnist"
     if folder.is_dir():
         sys.path.insert(0, str(ROOT / "tests"))
-        import references
+        from model_collection import real as references
 
         pixels, digits = (
-            references._idx(folder / f"train-{name}-ubyte.gz")
+            references.idx_of(folder / f"train-{name}-ubyte.gz")
             for name in ("images-idx3", "labels-idx1")
         )
         return pixels.reshape(len(pixels), -1) / 255, digits.astype(np.int64), "MNIST"

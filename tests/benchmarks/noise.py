@@ -23,6 +23,8 @@ from untouched import BATCH, data_folder, references
 import numpy as np
 import report
 
+from model_collection import models_of
+
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.expansion import noise_at
@@ -33,7 +35,7 @@ DISTANCES = 1.0, 2.0  # posterior sds
 
 def run(name):
     """One row."""
-    model = getattr(references, name)(data_folder()).model
+    model = models_of("real")[name].make(data_folder()).model
     with model:
         step = SGHMC(
             batch_size=BATCH, gradient="second_order", compile_kwargs={"mode": "FAST_COMPILE"}

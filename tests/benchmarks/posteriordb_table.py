@@ -45,11 +45,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.23 announces ArviZ 1 at import.
     import arviz as az
-    import posteriordb
     import pymc as pm
     import report
 
-    from references import NUTS_EFFICIENCY
+    from model_collection import models_of, posteriordb
+    from model_collection.real import NUTS_EFFICIENCY
     from untouched import ERRORS, MEAN_TOLERANCE, SD_TOLERANCE, data_folder, over_unknowns
 
     from pymc_sghmc import QNHMC
@@ -291,7 +291,7 @@ def main():
     logging.getLogger("pymc").setLevel(logging.CRITICAL)
     machine, posteriors = report.machine(), {}
     for name in args.name:
-        posterior = posteriordb.load(name, data_folder())
+        posterior = models_of("posteriordb")[name].make(data_folder())
         samplers = {sampler: {} for sampler in args.sampler}
         for seed in args.seeds:
             for sampler, rows in samplers.items():

@@ -3,7 +3,7 @@
     python tests/benchmarks/qnhmc_mnist.py [--name "QNHMC(memory=7)" NUTS] [--draws 500] [--tune 1000]
         [--chains 2] [--slow-draws 150] [--slow-tune 150] [--seed 1] [--markdown]
 
-All 12,214 training digits, pixels/255, normal priors (tests/references.py); the reference is NUTS's.
+All 12,214 training digits, pixels/255, normal priors (tests/model_collection/real.py); the reference is NUTS's.
 Rows: QNHMC with its defaults, whose C is dense, and with 7 pairs; the paper's setting (7 pairs, 5
 steps of .1, M = I, adapting for ever), and the same with a step that the first trajectories survive;
 PyMC's HMC and NUTS and nutpie, diagonal and low rank. A gradient takes 5 to 10 ms, so that the last
@@ -42,9 +42,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.23 announces ArviZ 1 at import.
     import pymc as pm
-    import references
     import report
 
+    from model_collection import real as references
     from posteriordb_table import PACKAGES, Run, attempt, by_nutpie, by_step, efficiency, errors
     from untouched import data_folder, unconstrained
 
@@ -69,8 +69,8 @@ SLOW = {
 
 def test_digits(data):
     """Pixels/255 of the test set's 7s and 9s with a column of ones, and whether it is a 9."""
-    images = references._idx(data / "mnist/t10k-images-idx3-ubyte.gz")
-    digits = references._idx(data / "mnist/t10k-labels-idx1-ubyte.gz")
+    images = references.idx_of(data / "mnist/t10k-images-idx3-ubyte.gz")
+    digits = references.idx_of(data / "mnist/t10k-labels-idx1-ubyte.gz")
     ours = (digits == 7) | (digits == 9)
     X, y = images[ours].reshape(-1, 28 * 28) / 255, digits[ours] == 9
     assert (len(y), y.sum()) == (2037, 1009)
@@ -86,7 +86,7 @@ def error_rate(draws, test):
 def load(data):
     """The reference, its draws, what `usual_log_density` says of them, and the test digits."""
     reference = references.mnist79(data)
-    draws = references._arrays(data, "references/mnist79")["draws"]
+    draws = references.arrays_of(data, "references/mnist79")["draws"]
     return reference, draws, usual_log_density(reference, draws), test_digits(data)
 
 

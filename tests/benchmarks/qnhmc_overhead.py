@@ -40,8 +40,8 @@ with warnings.catch_warnings():
     import pymc as pm
     import report
 
+    from model_collection.real import logistic_model
     from posteriordb_table import PACKAGES
-    from references import logistic_model
 
     from pymc_sghmc import QNHMC
 

@@ -37,7 +37,8 @@ from untouched import data_folder, logged_warnings, over_unknowns, rounded, scal
 import arviz as az
 import numpy as np
 import pymc as pm
-import references
+from model_collection import models_of
+from model_collection import real as references
 
 import pymc_sghmc
 
@@ -222,7 +223,7 @@ def main():
     runs, load = {}, [round(os.getloadavg()[0], 1)]
     variants = ["untouched", *(name for name in args.variant if name != "untouched")]
     for name in args.name:
-        reference = getattr(references, name)(data_folder())
+        reference = models_of("real")[name].make(data_folder())
         draws = args.draws or int(np.clip(24_000 // reference.mean.size, 1500, 6000))
         sample = {"draws": draws, "tune": TUNE, "cores": args.cores, "random_seed": args.seed}
         for sampler in args.sampler:

@@ -45,9 +45,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.23 announces ArviZ 1 at import.
     import arviz as az
     import pymc as pm
-    import references
 
+    from data_folder import data_folder
     from logs import logged_warnings
+    from model_collection import models_of
+    from model_collection import real as references
 
     import pymc_sghmc
 
@@ -63,7 +65,7 @@ SETTINGS = "learning_rate", "friction", "control_variates"  # where the statisti
 
 def run(name, sampler, settings, **sample):
     """One row: sample the named reference's model and measure, or say what went wrong."""
-    reference = getattr(references, name)(data_folder())
+    reference = models_of("real")[name].make(data_folder())
     row = {"N": int(reference.model["y"].shape[0].eval()), "d": reference.mean.size}
     start = time.perf_counter()
     with logged_warnings() as texts, reference.model:
@@ -163,13 +165,6 @@ def scalar(statistic, x):
 def rounded(*values):
     """To four digits; None for what JSON has no word for."""
     return [float(f"{x:.4g}") if np.isfinite(x) else None for x in values]
-
-
-def data_folder():
-    folder = Path(os.environ.get("PYMC_SGHMC_DATA", ROOT / "../shared/data"))
-    if not (folder / "references").is_dir():
-        sys.exit(f"no data at {folder}: set PYMC_SGHMC_DATA to their folder")
-    return folder
 
 
 def markdown(result):

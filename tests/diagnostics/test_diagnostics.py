@@ -10,8 +10,8 @@ import pymc as pm
 import pytest
 import xarray as xr
 
+from model_collection.small import GaussianMean
 from scipy.special import digamma, expit, polygamma
-from targets import GaussianMean
 
 from pymc_sghmc import SGLD
 from pymc_sghmc.diagnostics import (

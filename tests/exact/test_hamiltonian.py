@@ -17,11 +17,11 @@ import pytensor.tensor as pt
 import pytest
 
 from hamiltonian import begin, run, same, sample
+from model_collection.small import linear_regression
 from modes import FAST
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
 from scipy.linalg import LinAlgError
-from targets import linear_regression
 
 from pymc_sghmc import QNHMC
 

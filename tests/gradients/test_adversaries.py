@@ -2,13 +2,16 @@
 
 import pytest
 
-from hard_models import MODELS, posterior
 from lost_chains import logged, lost, run_chain, worst
+from model_collection import models_of
+from model_collection.hard import posterior
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients import expansion
 
 pytestmark = pytest.mark.slow
+
+HARD = models_of("hard")
 
 SEEDS, INNER = 4, 20_000
 NUMBA = {"mode": "NUMBA"}  # steps by the hundred thousand
@@ -16,7 +19,7 @@ NUMBA = {"mode": "NUMBA"}  # steps by the hundred thousand
 
 def fates(name, **settings):
     """Of each chain whether it is lost, and whether anything was told of it."""
-    hard = MODELS[name]()
+    hard = HARD[name].make()
     settings = {
         "batch_size": "auto",
         "gradient": "second_order",
@@ -32,7 +35,7 @@ def fates(name, **settings):
     ]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", HARD)
 def test_no_chain_is_lost_silently(name):
     assert (True, False) not in fates(name)
 

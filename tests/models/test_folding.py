@@ -6,8 +6,7 @@ import pytensor.tensor as pt
 import pytest
 
 from exactness import refusal
-from targets import gradient_of
-from zoo import (
+from model_collection.cuttable import (
     COUNTS,
     GROUP,
     WAY_ONE,
@@ -20,6 +19,7 @@ from zoo import (
     hsgp_periodic,
     hsgp_prior,
 )
+from targets import gradient_of
 
 from pymc_sghmc.models.folding import LARGEST, SMALL, may_be_added, with_rows_computed
 

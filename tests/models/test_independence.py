@@ -7,8 +7,8 @@ import pytensor.tensor as pt
 import pytest
 
 from exactness import refusal
+from model_collection.cuttable import POSITIVE, D, N, X, Y, build, rng, scan_output
 from targets import gradient_of
-from zoo import POSITIVE, D, N, X, Y, build, rng, scan_output
 
 from pymc_sghmc.models.independence import MAX_CHECKED_ROWS
 

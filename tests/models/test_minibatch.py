@@ -8,8 +8,7 @@ import pytensor.tensor as pt
 import pytest
 
 from exactness import check_exact, compiled, mean_over_rows, random_point, refusal
-from targets import gradient_of, on_rows
-from zoo import (
+from model_collection.cuttable import (
     COUNTS,
     POSITIVE,
     Y_ROWS,
@@ -24,6 +23,7 @@ from zoo import (
     several_observed,
     whole,
 )
+from targets import gradient_of, on_rows
 
 from pymc_sghmc.models.contract import minibatch_log_density
 

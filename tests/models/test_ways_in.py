@@ -6,13 +6,11 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytest
-import zoo
 
 from exactness import check_exact, random_point
-from zoo import (
+from model_collection import cuttable, models_of
+from model_collection.cuttable import (
     IN_BATCHES,
-    WAY_ONE,
-    ZOO,
     D,
     N,
     X,
@@ -33,7 +31,7 @@ def of_all_rows(make):
     return build(make, whole, None)
 
 
-@pytest.mark.parametrize("make", ZOO)
+@pytest.mark.parametrize("make", [entry.make for entry in models_of("cuttable").values()])
 def test_full_data_model_has_exact_mean(make):
     model = of_all_rows(make)
     check_exact(model, model, batch_size=4)
@@ -52,7 +50,7 @@ def test_pm_minibatch_model_has_exact_mean(make):
     assert gradient.data.groups[0].batch_size == 4
 
 
-@pytest.mark.parametrize("make", WAY_ONE)
+@pytest.mark.parametrize("make", [entry.make for entry in models_of("cuttable_whole").values()])
 def test_model_as_users_write_it_has_exact_mean(make):
     model = make()
     check_exact(model, model, batch_size=4)
@@ -68,14 +66,14 @@ def test_full_data_beside_pm_minibatch_stay_whole():
 @pytest.mark.parametrize("rows", [whole, in_batches])
 def test_single_precision_model_has_exact_mean(make, rows):
     with pytensor.config.change_flags(floatX="float32", warn_float64="raise"):
-        data = {name: vars(zoo)[name] for name in ("X", "Y")}
+        data = {name: vars(cuttable)[name] for name in ("X", "Y")}
         try:
             for name, array in data.items():
-                vars(zoo)[name] = array.astype("float32")
+                vars(cuttable)[name] = array.astype("float32")
             model = build(make, rows, None if rows is whole else N)
             full_model = build(make, whole, None)
         finally:
-            vars(zoo).update(data)
+            vars(cuttable).update(data)
         batch_size = 4 if rows is whole else None
         gradient = check_exact(model, full_model, batch_size, rtol=3e-5)
         _, position = random_point(model)

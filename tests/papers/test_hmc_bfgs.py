@@ -25,11 +25,11 @@ from hamiltonian import (
     sample,
     spd,
 )
+from model_collection.small import linear_regression
 from modes import FAST
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
 from scipy.linalg import cholesky
-from targets import linear_regression
 
 from pymc_sghmc.exact.leapfrog import leapfrog
 

@@ -19,8 +19,9 @@ import arviz as az
 import numpy as np
 import pymc as pm
 import pytest
-import references
 
+from model_collection import models_of
+from model_collection import real as references
 from table import PaperSGHMC, PaperSGLD
 
 from pymc_sghmc.diagnostics import configurational_temperature
@@ -186,7 +187,7 @@ SGLD_SETTINGS = {
 
 
 def slow_run(data, name, sampler, settings, seed):
-    reference = getattr(references, name)(data)
+    reference = models_of("real")[name].make(data)
     preconditioner = heavy_tailed(reference) if name == "flights" else None
     idata = sample(reference, sampler, seed, preconditioner=preconditioner, **settings[name])
     return measure(idata, reference)

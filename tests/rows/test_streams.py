@@ -18,11 +18,12 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
+from model_collection.small import GaussianMean
 from modes import FAST, QUIET, C
 from pymc.exceptions import SamplingError
 from pymc.pytensorf import compile
 from pymc.step_methods.state import equal_dataclass_values
-from targets import GaussianMean, gradient_of, start_of
+from targets import gradient_of, start_of
 
 import pymc_sghmc
 

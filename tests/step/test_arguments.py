@@ -17,8 +17,8 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from model_collection.small import linear_regression
 from table import SAMPLERS, PaperSGLD
-from targets import linear_regression
 
 from pymc_sghmc import QNHMC, SGHMC, SGLD, GammaGibbs, schedules
 from pymc_sghmc.step.arguments import ARGUMENTS, SharedArguments, checked, compared

@@ -12,10 +12,10 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytest
-import references
 
+from model_collection import real as references
+from model_collection.small import GaussianMean, linear_regression
 from modes import FAST, QUIET, C
-from targets import GaussianMean, linear_regression
 
 from pymc_sghmc import SGHMC, SGLD, schedules
 from pymc_sghmc.gradients.metric import Identity

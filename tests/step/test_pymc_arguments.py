@@ -4,9 +4,9 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from model_collection.small import linear_regression
 from modes import FAST, QUIET
 from table import PaperSGHMC
-from targets import linear_regression
 
 from pymc_sghmc import SGLD
 

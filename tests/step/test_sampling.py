@@ -16,13 +16,13 @@ import pymc as pm
 import pytest
 
 from conftest import ROOT
+from model_collection.small import GaussianMean, linear_regression
 from modes import FAST, QUIET
 from pymc.exceptions import SamplingError
 from pymc.sampling.parallel import ParallelSamplingError
 from pytensor.compile import FunctionMaker
 from stationary import sghmc_map, stationary_covariance
 from table import LINEAR, SAMPLERS, PaperSGHMC, PaperSGLD
-from targets import GaussianMean, linear_regression
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.diagnostics import configurational_temperature
@@ -185,7 +185,7 @@ def test_same_draws_in_spawned_workers(mp_ctx, tmp_path):
         sys.path.insert(0, {HELPERS!r})
         import numpy as np, pymc as pm
         from table import PaperSGHMC
-        from targets import linear_regression
+        from model_collection.small import linear_regression
         if __name__ == "__main__":
             with linear_regression() as model:
                 step = PaperSGHMC(learning_rate=1e-4, batch_size=10)
@@ -475,7 +475,7 @@ def test_interruption_returns_what_was_sampled(cores, tmp_path):
         sys.path.insert(0, {HELPERS!r})
         import numpy as np, pymc as pm
         from table import PaperSGHMC
-        from targets import linear_regression
+        from model_collection.small import linear_regression
         with linear_regression() as model:
             step = PaperSGHMC(learning_rate=1e-4, batch_size=10, compile_kwargs={FAST!r})
             def tell(trace, draw):

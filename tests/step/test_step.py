@@ -13,12 +13,12 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
+from model_collection.small import GaussianMean, linear_regression
 from modes import FAST
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
 from pytensor.graph.op import Op
 from table import SAMPLERS, PaperSGHMC, PaperSGLD
-from targets import GaussianMean, linear_regression
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_sghmc import QNHMC, SGHMC, schedules

@@ -6,8 +6,9 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from model_collection.small import linear_regression
 from modes import FAST
-from targets import gradient_of, linear_regression
+from targets import gradient_of
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.checks import unconstrained_point

@@ -2,7 +2,7 @@
 
 Parameters are on the scale of the model's text (sigma, not log sigma) and have posteriordb's names
 and order: ``beta[1]`` is the first. In regressions with an intercept that is the model's variable
-``intercept``, as in references.py, where four of the models come from; all other variables bear
+``intercept``, as in real.py, where four of the models come from; all other variables bear
 posteriordb's names, but ``theta`` of eight_schools is a Deterministic of ``theta_trans``.
 
     posterior = load("sblrc", data)
@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
-import references
 
-from references import _json, linear_model
+from model_collection import real
+from model_collection.real import json_of, linear_model
 
 
 class Posterior(NamedTuple):
@@ -38,11 +38,11 @@ def load(name, data):
     """Posterior ``name`` of `NAMES`; ``data`` is the folder that the fixture of that name gives."""
     full_name, build, variables = POSTERIORS[name]
     if name in CONDITION:
-        params = _json(data, "posteriordb/own_references")[full_name]["params"]
+        params = json_of(data, "posteriordb/own_references")[full_name]["params"]
         error = np.array([param["mcse"] for param in params.values()])
         condition = CONDITION[name]
     else:
-        facts = _json(data, "posteriordb/reference_table")[full_name]
+        facts = json_of(data, "posteriordb/reference_table")[full_name]
         assert facts["checks_all_true"] and facts["model_text_checked"]
         params, condition = facts["params"], facts["unconstrained"]["cond_cov"]
         # The smallest of the parameters' effective sizes stands for all: 9,240 to 10,132 of 10,000.
@@ -61,7 +61,7 @@ def draws_of(idata, posterior):
 def reference_draws(name, data):
     """The 10,000 draws of the reference, (10000, k), chain after chain; not of `CONDITION`'s."""
     full_name = POSTERIORS[name][0]
-    params = _json(data, "posteriordb/reference_table")[full_name]["params"]
+    params = json_of(data, "posteriordb/reference_table")[full_name]["params"]
     with zipfile.ZipFile(data / f"posteriordb/draws/{full_name}.json.zip") as archive:
         chains = json.loads(archive.read(f"{full_name}.json"))
     draws = np.concatenate([np.column_stack([chain[key] for key in params]) for chain in chains])
@@ -75,7 +75,7 @@ def _column(params, key):
 
 def _table(data, name):
     """Data ``name`` with its lists as arrays."""
-    table = _json(data, f"posteriordb/data/{name}")
+    table = json_of(data, f"posteriordb/data/{name}")
     return {key: np.array(value) for key, value in table.items()}
 
 
@@ -163,8 +163,8 @@ def glm_poisson(data):
     return model
 
 
-def _of_references(name):
-    return lambda data: getattr(references, name)(data).model
+def _of_real(name):
+    return lambda data: getattr(real, name)(data).model
 
 
 # Our name: posteriordb's, the model's builder, its variables in the order of the parameters.
@@ -173,12 +173,12 @@ POSTERIORS = {
     "sblrc": ("sblrc-blr", sblrc, "beta sigma"),
     "logearn_height": (
         "earnings-logearn_height",
-        _of_references("logearn_height"),
+        _of_real("logearn_height"),
         "intercept beta sigma",
     ),
     "logearn_interaction_z": (
         "earnings-logearn_interaction_z",
-        _of_references("logearn_interaction_z"),
+        _of_real("logearn_interaction_z"),
         "intercept beta sigma",
     ),
     "eight_schools": ("eight_schools-eight_schools_noncentered", eight_schools, "theta mu tau"),
@@ -194,8 +194,8 @@ POSTERIORS = {
         logmesquite_logvolume,
         "intercept beta sigma",
     ),
-    "nes2000": ("nes2000-nes", _of_references("nes2000"), "intercept beta sigma"),
-    "wells": ("wells_data-wells_dist100ars_model", _of_references("wells"), "intercept beta"),
+    "nes2000": ("nes2000-nes", _of_real("nes2000"), "intercept beta sigma"),
+    "wells": ("wells_data-wells_dist100ars_model", _of_real("wells"), "intercept beta"),
     "glm_poisson": (
         "GLM_Poisson_Data-GLM_Poisson_model",
         glm_poisson,

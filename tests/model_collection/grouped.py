@@ -1,12 +1,16 @@
-"""Grouped models of many kinds, each in two forms: what `grouped.py` samples."""
+"""Grouped models of many kinds, each in two forms, and moments by long runs of NUTS beside them."""
+
+from pathlib import Path
 
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
-from untouched import data_folder
+from data_folder import data_folder
 
-__all__ = ["MODELS", "UNITS"]
+__all__ = ["MODELS", "REFERENCES", "UNITS"]
+
+REFERENCES = Path(__file__).with_name("grouped_references.npz")
 
 
 def effects(name, raw, tau, shape, form):

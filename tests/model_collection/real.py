@@ -68,7 +68,7 @@ def _predictor(X, prior):
 
 
 def wells_data(data):
-    table = _json(data, "posteriordb/data/wells_data")
+    table = json_of(data, "posteriordb/data/wells_data")
     X = np.column_stack([np.array(table["dist"]) / 100, table["arsenic"]])
     return X, np.array(table["switched"])
 
@@ -77,7 +77,7 @@ def wells(data):
     """Who changes to a safe well: logistic, flat priors, N = 3,020, d = 3."""
     X, y = wells_data(data)
     assert len(y) == 3020
-    own = _json(data, "posteriordb/own_references")["wells_data-wells_dist100ars_model"]
+    own = json_of(data, "posteriordb/own_references")["wells_data-wells_dist100ars_model"]
     assert own["sampler"].startswith("NumPyro NUTS dense mass, 4x5000 ")
     mean, sd, error = (
         np.array([own["params"][name][key] for name in ("alpha", "beta[1]", "beta[2]")])
@@ -98,21 +98,21 @@ def htru2(data):
 
 def a9a(data):
     """Who earns more than $50,000: logistic, 0/1 predictors, N = 32,561, d = 124."""
-    facts = _json(data, "references/a9a")
+    facts = json_of(data, "references/a9a")
     assert facts["prep"] == "0/1 features as they are; official test set"
-    table = _arrays(data, "uci/a9a")
+    table = arrays_of(data, "uci/a9a")
     return _sampled(data, "a9a", logistic_model, table["X"].astype(float), table["y"], facts)
 
 
 def mnist79(data):
     """Handwritten 7 or 9: logistic, pixels/255, 184 of them always 0, N = 12,214, d = 785."""
-    facts = _json(data, "references/mnist79")
+    facts = json_of(data, "references/mnist79")
     assert facts["prep"] == (
         "pixels/255, no standardisation; y=1 for digit 9; official MNIST train/test 7s and 9s in "
         "file order"
     )
-    images = _idx(data / "mnist/train-images-idx3-ubyte.gz")
-    digits = _idx(data / "mnist/train-labels-idx1-ubyte.gz")
+    images = idx_of(data / "mnist/train-images-idx3-ubyte.gz")
+    digits = idx_of(data / "mnist/train-labels-idx1-ubyte.gz")
     ours = (digits == 7) | (digits == 9)
     X, y = images[ours].reshape(-1, 28 * 28) / 255, (digits[ours] == 9).astype("uint8")
     assert y.sum() == 5949
@@ -162,7 +162,7 @@ def logearn_interaction_z(data):
 
 def nes2000(data):
     """Party of voters in 2000: linear, flat priors. Not large: N = 476, d = 10."""
-    table = _json(data, "posteriordb/data/nes2000")
+    table = json_of(data, "posteriordb/data/nes2000")
     text = (
         "partyid7 ~ Normal(beta . [1, real_ideo, race_adj, age_discrete==2, age_discrete==3, "
         "age_discrete==4, educ1, gender, income], sigma)"
@@ -182,7 +182,7 @@ def _sampled(data, name, likelihood, X, y, facts, laplace=()):
     assert facts["prior"] == "intercept ~ N(0,5.0), every coefficient ~ N(0,1.0) (sd)"
     assert (len(y), X.shape[1] + 1) == (facts["N_train"], facts["d"])
     prior = np.zeros(facts["d"]), np.array([5.0] + [1.0] * X.shape[1])
-    moments = _arrays(data, f"references/{name}")
+    moments = arrays_of(data, f"references/{name}")
     mean, sd, error, cov = (moments[key] for key in ("mean", "sd", "mcse", "cov"))
     sd_error = (2 * NUTS_EFFICIENCY * facts["draws_total"]) ** -0.5
     return Reference(likelihood(X, y, prior), mean, sd, error, sd_error, cov, *laplace)
@@ -200,7 +200,7 @@ def _linear(data, name, laplace=False):
     # Exact mean and sd of sigma; those of log sigma by the delta method, whose relative error is
     # of the order of the squared coefficient of variation (under 1e-4 here), where the variance of
     # the 2,000 reference draws of sigma has an error of 3 %.
-    moments = _arrays(data, f"references/{name}")
+    moments = arrays_of(data, f"references/{name}")
     mean, sd = moments["mean"], moments["sd"]
     assert mean.size == facts["d"]
     cv = sd[-1] / mean[-1]
@@ -214,10 +214,10 @@ def _linear(data, name, laplace=False):
 
 def _posteriordb(data, name, text, columns, y):
     """Linear with flat priors: moments of 10,000 draws, thinned by their makers to independence."""
-    described = _json(data, "posteriordb/models")["reference"][name]
+    described = json_of(data, "posteriordb/models")["reference"][name]
     assert described["lik"] == text
     assert described["prior"].startswith("flat (improper) on every coefficient and on sigma>0")
-    facts = _json(data, "posteriordb/reference_table")[name]
+    facts = json_of(data, "posteriordb/reference_table")[name]
     assert len(y) == facts["N"] and facts["ess_bulk_min"] > 9000
     with zipfile.ZipFile(data / f"posteriordb/draws/{name}.json.zip") as archive:
         chains = json.loads(archive.read(f"{name}.json"))
@@ -232,20 +232,20 @@ def _posteriordb(data, name, text, columns, y):
 
 
 def _earnings(data):
-    table = _json(data, "posteriordb/data/earnings")
+    table = json_of(data, "posteriordb/data/earnings")
     return np.array(table["height"]), np.array(table["male"]), np.log(table["earn"])
 
 
-def _json(data, name):
+def json_of(data, name):
     return json.loads((data / f"{name}.json").read_text())
 
 
-def _arrays(data, name):
+def arrays_of(data, name):
     with np.load(data / f"{name}.npz", allow_pickle=False) as file:
         return dict(file)
 
 
-def _idx(path):
+def idx_of(path):
     """Array of bytes in the format of MNIST: its number of axes, their lengths, the values."""
     content = gzip.decompress(path.read_bytes())
     axes = content[3]
@@ -255,9 +255,9 @@ def _idx(path):
 
 def _training_rows(data, name):
     """All but the first fifth of a random permutation, in file order; checked with N_train."""
-    facts = _json(data, f"references/{name}")
+    facts = json_of(data, f"references/{name}")
     assert "test = first N//5 of np.random.default_rng(0).permutation(N)" in facts["prep"]
-    table = _arrays(data, f"uci/{name}")
+    table = arrays_of(data, f"uci/{name}")
     X, y = table["X"].astype(float), table["y"]
     train = np.ones(len(y), dtype=bool)
     train[np.random.default_rng(0).permutation(len(y))[: len(y) // 5]] = False

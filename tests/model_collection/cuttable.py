@@ -1,4 +1,4 @@
-"""The zoo: models of every sort that can be cut into minibatches, in both ways, and their data."""
+"""Models of every sort that can be cut into minibatches, in both ways, and their data."""
 
 import warnings
 
@@ -38,7 +38,7 @@ def in_batches(*arrays):
     return pm.Minibatch(*arrays, batch_size=4)
 
 
-# --- The zoo. Each builds inside a model from ``rows``, either of the two above, and ``total``,
+# --- Each builds inside a model from ``rows``, either of the two above, and ``total``,
 # the total_size that goes with it (None in way 1).
 
 
