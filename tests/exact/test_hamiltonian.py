@@ -507,20 +507,22 @@ def test_bad_argument_is_refused_by_name(normal, settings):
 
 
 GOOD = [
-    {"step_size": np.float32(0.1)},
-    {"n_steps": np.array([1, 3])},
-    {"n_steps": np.int64(3)},
-    {"mass": [1, 2, 3]},
-    {"mass": np.eye(3) + 1},
-    {"memory": np.int64(50)},
-    {"target_accept": np.float32(0.9)},
+    ({"step_size": np.float32(0.125)}, {"step_size": 0.125}),
+    ({"n_steps": np.array([1, 3])}, {"n_steps": (1, 3)}),
+    ({"n_steps": np.int64(3)}, {"n_steps": 3}),
+    ({"mass": [1, 2, 3]}, {"mass": np.array([1.0, 2.0, 3.0])}),
+    ({"mass": (np.eye(3) + 1).tolist()}, {"mass": np.eye(3) + 1}),
+    ({"memory": np.int64(50)}, {"memory": 50}),
+    ({"target_accept": np.float32(0.875)}, {"target_accept": 0.875}),
 ]
 
 
-@pytest.mark.parametrize("settings", GOOD, ids=str)
-def test_numbers_of_numpy_and_lists_are_taken(normal, settings):
+@pytest.mark.parametrize(("settings", "plain"), GOOD, ids=str)
+def test_numbers_of_numpy_and_lists_are_taken(normal, settings, plain):
+    """For what they are: draws are those of plain numbers and arrays."""
     positions, _, _ = run(begin(build(normal, **settings)), normal.initial_point(), 60)
-    assert np.isfinite(positions).all()
+    expected, _, _ = run(begin(build(normal, **plain)), normal.initial_point(), 60)
+    np.testing.assert_array_equal(positions, expected)
     assert len(np.unique(positions)) > 30
 
 

@@ -329,8 +329,10 @@ def test_a_container_for_all_columns_and_bare_arrays_do(rows):
     np.testing.assert_allclose(
         gradient.passes.likelihood(x)[1], some.passes.likelihood(x)[1] * N / n, rtol=1e-12
     )
-    for minibatch in minibatches(gradient.order, np.random.default_rng(0), 3 * n // 35):
-        assert np.isfinite(gradient(x, minibatch)[1]).all()
+    # two passes have all of these rows twice, in whole windows: their minibatches' mean is exact
+    drawn = minibatches(gradient.order, np.random.default_rng(0), 2 * n // 35)
+    mean = np.mean([gradient(x, minibatch)[1] for minibatch in drawn], axis=0)
+    np.testing.assert_allclose(mean, gradient.passes.log_density(x)[1], rtol=1e-10)
 
 
 # --- Through pm.sample ----------------------------------------------------------------------------
