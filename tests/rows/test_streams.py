@@ -31,7 +31,7 @@ from pymc_sghmc import loaders
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.metric import Dense
 from pymc_sghmc.loaders import ArrayLoader, ParquetLoader
-from pymc_sghmc.rows import sources, windows
+from pymc_sghmc.rows import sources
 from pymc_sghmc.rows.epochs import epoch_rows
 
 # a few rows would be read into memory
@@ -41,13 +41,10 @@ N, D = 1200, 3
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small_windows():
-    """Small data are many windows, and more than the pilot."""
+def small_pilot():
+    """Small data are more than the pilot; their loaders make many windows of them by buffer_rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "PILOT_ROWS", 500)
-        patch.setattr(windows, "WINDOW_BYTES", 1)
-        patch.setattr(windows, "WINDOW_BLOCKS", 2)
-        patch.setattr(windows, "WINDOW_MINIBATCHES", 4)
         yield
 
 
@@ -105,6 +102,7 @@ class Blocks:
     arrays: dict
     sizes: tuple = (70, 1, 130, 0, 99)
     total_size: int | None = None
+    buffer_rows: int = 400
 
     def __len__(self):
         return len(self.arrays["X"])
@@ -287,7 +285,9 @@ def test_given_arrays_are_the_models_own_and_not_copied(rows, tmp_path):
         np.testing.assert_allclose(ours, exactly, rtol=1e-12)
 
 
-@pytest.mark.parametrize("make", [Blocks, lambda rows: ArrayLoader(rows, block_rows=77)])
+@pytest.mark.parametrize(
+    "make", [Blocks, lambda rows: ArrayLoader(rows, block_rows=77, buffer_rows=400)]
+)
 def test_full_passes_equal_those_in_memory(rows, whole, make):
     streamed, x = gradient_over(rows, make(rows)), np.array([0.3, -0.2, 1.0])
     assert streamed.data.n_at_hand == [500]
@@ -313,7 +313,7 @@ def test_the_pilot_is_drawn_from_all_rows(rows):
 def test_a_container_for_all_columns_and_bare_arrays_do(rows):
     # as pymc-extras' DataLoader yields them, without an incomplete last batch
     class Batches:
-        batch_size, total_size = 70, N
+        batch_size, total_size, buffer_rows = 70, N, 140
 
         def __iter__(self):
             everything = np.column_stack([rows["X"], rows["y"]])
@@ -357,7 +357,9 @@ def sampled(rows, data, draws=300, tune=100, cores=1, settings=None, **options):
 
 @pytest.mark.parametrize("kind", ["arrays", "epochs", "loader", "plain loader"])
 def test_posterior_with_automatic_settings(rows, kind):
-    data = rows if kind in ("arrays", "epochs") else ArrayLoader(rows, block_rows=50)
+    data = (
+        rows if kind in ("arrays", "epochs") else ArrayLoader(rows, block_rows=50, buffer_rows=400)
+    )
     settings = {"replace": kind != "epochs"}
     n_draws = 300
     if kind == "plain loader":
@@ -396,7 +398,7 @@ def test_inner_steps_are_compiled_and_found_right(rows, kind, gradient):
 
 
 def test_chains_differ_and_seeds_reproduce_on_one_core_and_two(rows):
-    loader, quick = ArrayLoader(rows, block_rows=50), {"compile_kwargs": FAST}
+    loader, quick = ArrayLoader(rows, block_rows=50, buffer_rows=400), {"compile_kwargs": FAST}
     one = sampled(rows, loader, draws=10, tune=20, settings=quick)
     assert not np.array_equal(one[0], one[1])
     contexts = ["fork", "spawn"] if sys.platform == "linux" else ["spawn"]
@@ -434,7 +436,7 @@ def test_restored_chain_goes_on_exactly(rows, kind):
     if kind == "epochs":
         settings |= {"data": rows, "replace": False}
     if kind == "shuffled loader":
-        settings |= {"data": ArrayLoader(rows, block_rows=50)}
+        settings |= {"data": ArrayLoader(rows, block_rows=50, buffer_rows=400)}
     if kind == "control variates":
         settings |= {"gradient": "control_variates"}
     step, other = (SGHMC(model=regression(rows), **settings) for _ in range(2))
@@ -476,7 +478,7 @@ def test_memory_is_bounded_by_windows():
     n_blocks = 400
 
     class Endless:
-        total_size = 5000 * n_blocks
+        total_size, buffer_rows = 5000 * n_blocks, 10_000
 
         def __iter__(self):
             return ({k: v + 0.0 for k, v in block.items()} for _ in range(n_blocks))
@@ -508,7 +510,7 @@ def test_rows_in_order_are_warned_of(rows):
     with pytest.warns(UserWarning, match="aren't in random order.*buffer_rows"):
         gradient_over(rows, Blocks(in_order)).passes.likelihood(x)
     # what a loader may do about it: many short blocks in random order
-    gradient_over(rows, ArrayLoader(in_order, block_rows=2)).passes.likelihood(x)
+    gradient_over(rows, ArrayLoader(in_order, block_rows=2, buffer_rows=400)).passes.likelihood(x)
     loader = Blocks(in_order)
     loader.buffer_rows = N
     gradient_over(rows, loader).passes.likelihood(x)
@@ -529,7 +531,7 @@ def test_array_loader_reads_zarr(rows, whole, tmp_path):
             dtype=float,
         )
         arrays[name][:] = array
-    loader = ArrayLoader(arrays)
+    loader = ArrayLoader(arrays, buffer_rows=400)
     assert (len(loader), loader.block_rows) == (N, 130)
     for blocks in (loader, loader.blocks(np.random.default_rng(0))):
         y = np.concatenate([block["y"] for block in blocks])
@@ -550,7 +552,9 @@ def test_parquet_loader(rows, whole, tmp_path):
     for part in range(2):
         half = {name: column[part * 600 : (part + 1) * 600] for name, column in columns.items()}
         pq.write_table(pa.table(half), tmp_path / f"{part}.parquet", row_group_size=160)
-    loader = ParquetLoader(tmp_path, {"X": ["x0", "x1", "x2"], "y": "label"}, block_rows=100)
+    loader = ParquetLoader(
+        tmp_path, {"X": ["x0", "x1", "x2"], "y": "label"}, block_rows=100, buffer_rows=400
+    )
     assert len(loader) == N
     blocks = list(loader)
     assert {len(block["y"]) for block in blocks} == {100, 60, 20}
@@ -622,7 +626,7 @@ class Scripted:
     """Blocks as they are listed; later passes may differ."""
 
     def __init__(self, *passes, total_size=N):
-        self.passes, self.total_size, self.n = passes, total_size, 0
+        self.passes, self.total_size, self.buffer_rows, self.n = passes, total_size, 400, 0
 
     def __iter__(self):
         blocks = self.passes[min(self.n, len(self.passes) - 1)]
@@ -713,7 +717,7 @@ def test_a_likelihood_without_rows_from_elsewhere_is_used_whole(rows):
         pm.Normal("few", mu, 1, observed=extra)
         pm.Normal("likelihood", mu, 1, observed=pm.Data("y", rows["y"][:2]))
     y, x = rows["y"], np.array([0.3])
-    for data in ({"y": y}, ArrayLoader({"y": y}, block_rows=100)):
+    for data in ({"y": y}, ArrayLoader({"y": y}, block_rows=100, buffer_rows=400)):
         step = SGHMC(model=model, batch_size=100, data=data, compile_kwargs=FAST, **HAND)
         grad = step.tuner.gradient.passes.log_density(x)[1]
         np.testing.assert_allclose(grad, (y - x).sum() + (extra - x).sum() - x, rtol=1e-10)

@@ -26,6 +26,28 @@ def test_numbers_of_draws_are_those_of_the_stored_run(tmp_path, as_store):
     assert faults.difference(idata) == ""
 
 
+def test_a_chain_that_has_begun_keeps_its_seed(tmp_path):
+    """Draws whose state isn't stored are made again, the same, though no seed is given.
+
+    A recorder writes none within the first second.
+    """
+
+    def stop(trace, draw):
+        if draw.draw_idx == 30:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        faults.sample(tmp_path, callback=stop, chains=1, random_seed=None)
+    made = []
+    faults.sample(
+        tmp_path, chains=1, random_seed=None,
+        callback=lambda trace, draw: made.append(draw.point["beta"].copy()),
+    )  # fmt: skip
+    stored = RunStore(tmp_path).to_inference_data()
+    stored = np.concatenate([stored.warmup_posterior["beta"][0], stored.posterior["beta"][0]])
+    np.testing.assert_array_equal(stored, made)
+
+
 def test_a_zarr_trace_is_refused_with_the_remedy(tmp_path):
     zarr = pytest.importorskip("zarr")
     from pymc.backends.zarr import ZarrTrace

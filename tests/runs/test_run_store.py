@@ -33,11 +33,12 @@ from pymc_sghmc.runs.states import decoded, encoded
 from pymc_sghmc.runs.stored_draws import datasets, rectangle
 
 
-@pytest.fixture(autouse=True)
-def often(request, monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def often():
     """Let segments be written every few draws, here and in the processes that are forked."""
-    if getattr(request, "param", True):
-        monkeypatch.setattr(recorder, "SECONDS", 0.02)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorder, "LONGEST", 0.02)
+        yield
 
 
 @pytest.mark.process
@@ -64,11 +65,8 @@ def stop_at(draw_idx, chain=0):
 def stopped_once(tmp_path_factory):
     """A run that ended with an error in its first chain, after tuning."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder, "SECONDS", 0.02)
-        patch.setattr(recorder, "LONGEST", 0.02)
-        with pytest.raises(MemoryError):
-            faults.sample(folder, callback=stop_at(faults.TUNE + 20))
+    with pytest.raises(MemoryError):
+        faults.sample(folder, callback=stop_at(faults.TUNE + 20))
     return folder
 
 
@@ -146,21 +144,6 @@ def test_steps_of_several_kinds_go_on_together(tmp_path):
                 np.testing.assert_array_equal(idata[group][name], plain[group][name])
     kept = np.reshape(seen, (2, 50))[:, 20:]  # the callback is called for stored draws, too
     np.testing.assert_array_equal(kept, plain.posterior["mu"])
-
-
-@pytest.mark.parametrize("often", [False], indirect=True)  # no segment within a second
-def test_a_chain_that_has_begun_keeps_its_seed(tmp_path):
-    """Draws whose state isn't stored are made again, the same, though no seed is given."""
-    with pytest.raises(MemoryError):
-        faults.sample(tmp_path, callback=stop_at(30), chains=1, random_seed=None)
-    made = []
-    faults.sample(
-        tmp_path, chains=1, random_seed=None,
-        callback=lambda trace, draw: made.append(draw.point["beta"].copy()),
-    )  # fmt: skip
-    stored = RunStore(tmp_path).to_inference_data()
-    stored = np.concatenate([stored.warmup_posterior["beta"][0], stored.posterior["beta"][0]])
-    np.testing.assert_array_equal(stored, made)
 
 
 @pytest.mark.process
@@ -597,11 +580,9 @@ def _without_a_chain(folder, other):
 def two_runs(tmp_path_factory):
     """Two runs of one script, which ended with an error in their second chain."""
     folder = tmp_path_factory.mktemp("two")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder, "SECONDS", 0.02)
-        for name in "run", "other":
-            with pytest.raises(MemoryError):
-                faults.sample(folder / name, callback=stop_at(faults.TUNE + 20, chain=1))
+    for name in "run", "other":
+        with pytest.raises(MemoryError):
+            faults.sample(folder / name, callback=stop_at(faults.TUNE + 20, chain=1))
     return folder
 
 
