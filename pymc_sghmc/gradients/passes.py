@@ -54,9 +54,7 @@ def by_row(
             yield chunk, inputs
 
 
-def with_inputs(
-    density: Density, data: InMemory, chunks: Iterable[Chunk]
-) -> Iterator[ChunkInputs]:
+def with_inputs(density: Density, data: InMemory, chunks: Iterable[Chunk]) -> Iterator[ChunkInputs]:
     """Yield chunks of rows with what functions of rows take of each besides a position."""
     for chunk in chunks:
         numbers = data.part(chunk.group, chunk.rows).rows
