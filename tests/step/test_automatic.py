@@ -592,4 +592,5 @@ def test_single_precision_in_c_which_takes_no_other(options):
         step = SGHMC(compile_kwargs=C, **options)
         idata = pm.sample(step=step, draws=50, tune=50, chains=1, random_seed=1, **QUIET)
     of_group = y.reshape(8, 10).mean(axis=1)
-    print("OFF", np.abs(idata.posterior["u"].mean(("chain", "draw")) - of_group).max())
+    # posterior sds are 0.3, of 50 draws' mean a fifth of it; the prior draws by 0.1 or so
+    assert np.abs(idata.posterior["u"].mean(("chain", "draw")) - of_group).max() < 0.45
