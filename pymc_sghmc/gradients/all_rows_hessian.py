@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.likelihood_hessian import (
     BLOCK_ROWS,
     SecondDerivatives,
@@ -35,23 +36,26 @@ def hessian_of_all_rows(passes: Passes, position: Array, factor: Array) -> Array
     Parameters
     ----------
     passes : Passes
-        Over a density with its graph.
+        Over a `LogDensity` with its graph, or one whose gradients are differenced.
     position : array of shape (d,)
     factor : array of shape (d, d)
         Its columns are about as long as the posterior is wide: along them differences are taken.
     """
     density = passes.density
-    if density.dtype == np.float64:
+    if isinstance(density, LogDensity) and density.dtype == np.float64:
         second = second_derivatives(density)
-        of_likelihood = None if second is None else _of_likelihood(passes, second, position)
+        of_likelihood = (
+            None if second is None else _of_likelihood(passes, density, second, position)
+        )
         if of_likelihood is not None:
             return of_likelihood + _by_differences(passes, position, factor, of_prior=True)
     return _by_differences(passes, position, factor, of_prior=False)
 
 
-def _of_likelihood(passes: Passes, second: SecondDerivatives, position: Array) -> Array | None:
+def _of_likelihood(
+    passes: Passes, density: LogDensity, second: SecondDerivatives, position: Array
+) -> Array | None:
     """Return the Hessian of −log-likelihood; None where J can't be found for some rows."""
-    density = passes.density
     theta = second.coordinates.at(position, density, passes.data)
 
     def of_block(block: Block) -> Array | None:

@@ -445,13 +445,12 @@ def test_subset_is_scaled_to_all_rows(large):
 
 
 def test_passes_use_bounded_memory():
-    x = np.random.default_rng(0).normal(size=(60_000, 100))
-    assert x.nbytes > 10 * CHUNK_BYTES
+    x = np.random.default_rng(0).normal(size=(120_000, 100))
+    assert x.nbytes > 20 * CHUNK_BYTES  # four threads have two each
     with pm.Model() as model:
         b = pm.Normal("b", 0, 1, shape=100)
         pm.Normal("y", pm.Data("x", x) @ b, 1, observed=x[:, 0])
     cv = ControlVariates(gradient_of(model, 10))
-    cv.data.threads = 1
 
     def peak(function, *args):
         tracemalloc.start()
