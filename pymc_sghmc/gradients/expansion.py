@@ -214,7 +214,7 @@ def _expanded(
         there = gradient.first(probe, *inputs)[k].astype(float)
         dc[:, p], dzeta[:, p] = _differences(there, here, q.m)
     C = C + fitted(dc - dzeta @ C, dzeta)
-    left = np.nan_to_num(dc - dzeta @ C, posinf=0.0, neginf=0.0)
+    left = _finite(dc - dzeta @ C)
     J = gradient.jacobian(k, inputs)
     spread = J.after(by_position).spread(metric)
     b = c - np.einsum("nab,nb->na", C, zeta)
@@ -379,11 +379,14 @@ def _parts(first: Array, m: int) -> tuple[Array, Array, Array]:
 
 def _differences(there: Array, here: Array, m: int) -> Array:
     """Of c and of ζ; zero where there is no number."""
-    return (
-        np.nan_to_num((there - here)[:, 1:], posinf=0.0, neginf=0.0)
-        .reshape(-1, 2, m)
-        .swapaxes(0, 1)
-    )
+    return _finite(there[:, 1:] - here[:, 1:]).reshape(-1, 2, m).swapaxes(0, 1)
+
+
+def _finite(values: Array) -> Array:
+    """Return values with zeros in the place of what is no number, or infinite."""
+    if np.isfinite(values.sum()):  # much quicker, and as a rule enough
+        return values
+    return np.nan_to_num(values, posinf=0.0, neginf=0.0)
 
 
 def fitted(left: Array, dzeta: Array) -> Array:
