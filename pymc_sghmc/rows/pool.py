@@ -17,9 +17,10 @@ from pymc_sghmc.rows.orders import ByLeverage, Place, type_of_row_numbers
 __all__ = ["SCALED_ROWS", "FromPool", "Pool", "PoolDraw"]
 
 SCALED_ROWS = 10_000  # at hand that tell the mean leverage before a pool is drawn
+LARGEST = 1e100  # leverage, of rows whose own isn't finite
 CHUNK_ROWS = 10_000  # of a pool, evaluated together
 ROOM = 2  # times the size of a pool, of candidates at a time
-LARGEST_SHARE = 2**20  # times the smallest, with which a row is drawn from a pool
+SHARES = 4  # for each row, on average, of the chances to be drawn from a pool
 
 
 class Pool(NamedTuple):
@@ -43,7 +44,7 @@ class PoolDraw:
     size : int
         Number of rows in the pool.
     scale : float
-        Mean leverage, about: a row of no leverage counts as one of a third of it.
+        Mean leverage, about: a row of no leverage has a third of its chance to be drawn.
     """
 
     def __init__(self, size: int, scale: float) -> None:
@@ -52,22 +53,24 @@ class PoolDraw:
         self._rng = np.random.default_rng(0)
         self._least = 0.0  # priority below which no row is kept
         self._priorities: list[Array] = []
-        self._sizes: list[Array] = []
+        self._leverages: list[Array] = []
         self._rows: list[tuple[Array, ...]] = []
         self._n_kept = 0
 
     def add(self, arrays: Sequence[Array], rows: Array, leverages: Array) -> None:
         """Offer some rows of some arrays."""
-        known = np.nan_to_num(leverages, posinf=np.finfo(float).max)
-        sizes = 1.0 + 3.0 * known / (self._scale or 1.0)  # as in `ByLeverage`
-        priorities = sizes / (1.0 - self._rng.random(sizes.size))
+        known = np.nan_to_num(leverages, posinf=LARGEST)
+        priorities = self._sizes(known) / (1.0 - self._rng.random(known.size))
         kept = priorities > self._least
         self._priorities.append(priorities[kept])
-        self._sizes.append(sizes[kept])
+        self._leverages.append(known[kept])
         self._rows.append(tuple([array[rows[kept]] for array in arrays]))
         self._n_kept += int(kept.sum())
         if self._n_kept > ROOM * self.size + 1:
             self._drop()
+
+    def _sizes(self, leverages: Array) -> Array:
+        return 1.0 + 3.0 * leverages / (self._scale or 1.0)
 
     def _drop(self) -> None:
         """Keep the rows of the highest priorities, and the first of the others for τ."""
@@ -78,7 +81,7 @@ class PoolDraw:
             kept = np.sort(np.argpartition(priorities, n_more)[n_more:])
             self._least = float(priorities[kept].min())
         self._priorities = [priorities[kept]]
-        self._sizes = [np.concatenate(self._sizes)[kept]]
+        self._leverages = [np.concatenate(self._leverages)[kept]]
         columns = zip(*self._rows, strict=True)
         self._rows = [tuple([np.concatenate(parts)[kept] for parts in columns])]
         self._n_kept = kept.size
@@ -87,18 +90,22 @@ class PoolDraw:
         """Return the pool of what was offered, each row of which counts so often."""
         self._drop()
         [priorities] = self._priorities
-        [sizes] = self._sizes
+        [leverages] = self._leverages
         [arrays] = self._rows
         if priorities.size > self.size:
             last = int(np.argmin(priorities))
             threshold = priorities[last]
-            sizes = np.delete(sizes, last)
+            leverages = np.delete(leverages, last)
             arrays = tuple([np.delete(array, last, axis=0) for array in arrays])
+            sizes = self._sizes(leverages)
             weights = np.maximum(sizes, threshold) / sizes
         else:
-            weights = np.ones(sizes.size)
-        drawn = weights * sizes  # τ for most of them
-        shares = np.minimum(np.floor(drawn / drawn.min()), LARGEST_SHARE).astype(np.int64)
+            weights = np.ones(leverages.size)
+        # Now the mean is known. As in `ByLeverage` no row has less than a quarter of its even
+        # share, lest a few of large leverage take all.
+        mean = float(weights @ leverages / weights.sum())
+        drawn = weights * (1.0 + 3.0 * leverages / (mean or 1.0))
+        shares = np.maximum(1, SHARES * drawn.size * drawn / drawn.sum()).astype(np.int64)
         return Pool(arrays, weight * weights, shares)
 
 

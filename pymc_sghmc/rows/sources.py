@@ -27,6 +27,7 @@ PILOT_BYTES = 2**27
 MOST_ROWS = 1_000_000  # kept in memory: all, where there are no more, or a pool of them
 MOST_BYTES = 2**27
 FEWEST_ROWS = 1000  # kept, however large they are
+SAME_SUM = 1e-10  # of the sum of sizes, by which rounding changes with the order of rows
 
 
 def given_arrays(
@@ -98,6 +99,8 @@ class Source:
         self.dropped = self.n_rows % size if isinstance(size, int) and size > 0 else 0
         self.containers = containers
         self.is_checked = False  # whether all values were looked at, in one pass
+        self.must_repeat = False  # whether all passes need the same rows, in whatever order
+        self._sums: dict[str, tuple[float, float]] | None = None  # of values, and of their sizes
         self.first: dict[str, Array] = None  # type: ignore[assignment]
         blocks = self.blocks(np.random.default_rng(0))
         block = next(blocks)
@@ -158,6 +161,7 @@ class Source:
             None: the loader's own order.
         """
         seen = 0
+        sums = _Sums(with_sizes=self._sums is None)
         try:
             for block in self._unchecked(rng):
                 arrays = self._checked(block)
@@ -171,7 +175,10 @@ class Source:
                     )
                 kept = n - max(0, seen - self.rows_per_pass)
                 if kept > 0:
-                    yield {name: array[:kept] for name, array in arrays.items()}
+                    kept_rows = {name: array[:kept] for name, array in arrays.items()}
+                    if self.must_repeat:
+                        sums.add(kept_rows)
+                    yield kept_rows
         except StreamError:
             raise
         except Exception as error:
@@ -184,12 +191,27 @@ class Source:
             )
         if seen >= self.rows_per_pass:
             self.is_checked = True
+            if self.must_repeat and not self.dropped:
+                self._compare(sums)
         else:
             raise StreamError(
                 f"data=: a pass over the loader yields {seen} rows, but its length is "
                 f"{self.n_rows}, by which the likelihood is weighted. Is a file cut short, or does "
                 "len count blocks? It (or total_size) must be the number of rows"
             )
+
+    def _compare(self, sums: "_Sums") -> None:
+        """Refuse a pass whose values have another sum than those of the first one."""
+        if self._sums is None:
+            self._sums = {name: (sums.of[name], sums.sizes[name]) for name in sums.of}
+            return
+        for name, (expected, size) in self._sums.items():
+            if abs(sums.of[name] - expected) > SAME_SUM * size:
+                raise StreamError(
+                    f"data=: the values of {name!r} have the sum {sums.of[name]:.10g} in one pass "
+                    f"over the loader and {expected:.10g} in another. A pool needs the same rows "
+                    "in each pass. Let the loader give these, or pass pool=None"
+                )
 
     def _unchecked(self, rng: np.random.Generator | None) -> Iterable[Any]:
         shuffled = getattr(self.loader, "blocks", None)
@@ -239,6 +261,23 @@ class Source:
                 f"dtype {dtype}, which can't hold it. Let all blocks have the same dtype"
             )
         return array.astype(dtype)
+
+
+class _Sums:
+    """Sums of the values in one pass, and of their sizes, by the names of containers."""
+
+    def __init__(self, with_sizes: bool) -> None:
+        self.of: dict[str, float] = {}
+        self.sizes: dict[str, float] = {}
+        self._with_sizes = with_sizes
+
+    def add(self, block: Mapping[str, Array]) -> None:
+        """Take in a block."""
+        for name, array in block.items():
+            self.of[name] = self.of.get(name, 0.0) + float(array.sum(dtype=float))
+            if self._with_sizes:
+                size = float(np.abs(array).sum(dtype=float))
+                self.sizes[name] = self.sizes.get(name, 0.0) + size
 
 
 def _container(containers: Mapping[str, Container], name: str) -> Container:

@@ -44,6 +44,7 @@ __all__ = ["gradients", "model_by_row", "pool_of"]
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
 POOL_ROWS = 100_000  # of a pool that needs no more
+ROWS_PER_PARAMETER = 10  # in a pool, at least
 POOL_SHARE = 0.1  # of target_bias: the error that a pool may cause in a mean, in posterior sds
 
 
@@ -116,6 +117,7 @@ def _rows_elsewhere(
             f"rows at once, and the loader has {source.n_rows:,}. Pass arrays, such as np.memmap, "
             f"or pool={source.n_rows} to read all rows into memory."
         )
+    source.must_repeat = pool is not None
     return _RowsElsewhere(source.pilot(), source)
 
 
@@ -194,9 +196,17 @@ def _pool_plan(source: Source, density: LogDensity, given: Mapping[str, Any]) ->
     if size is None or density.likelihood_needs_others:
         return None
     error = POOL_SHARE * given["target_bias"]
+    least = ROWS_PER_PARAMETER * density.d
     if isinstance(size, str):
         most = source.most_rows
-        return PoolPlan(size=min(POOL_ROWS, most), most=most, error=error)
+        if least > most:
+            return None
+        return PoolPlan(size=min(max(POOL_ROWS, least), most), most=most, error=error)
+    if size < least:
+        raise ValueError(
+            f"pool={size}: a pool needs {ROWS_PER_PARAMETER} rows for each of the {density.d:,} "
+            f'parameters. Pass at least {least}, or "auto".'
+        )
     return PoolPlan(size=size, most=size, error=error)
 
 

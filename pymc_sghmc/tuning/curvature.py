@@ -21,6 +21,7 @@ from pymc_sghmc.phases import count_passes
 
 __all__ = [
     "MAX_DENSE",
+    "SUBSET_ROWS",
     "CountedPasses",
     "Curvature",
     "Rows",

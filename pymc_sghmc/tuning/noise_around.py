@@ -197,14 +197,11 @@ def second_order_noise(
     variances = _second_order_variances(second, points, metric)
     # on a Gaussian the force falls off by z sds from the mean to there
     passes = second.passes
-    rows = None
-    if second.data.pool is not None:  # rows at hand will do, and save three passes
-        rows = tuple(np.arange(n) for n in second.data.n_at_hand)
-    here = around.pull_back(passes.log_density(second.anchor.position, rows)[1])
+    here = around.pull_back(passes.log_density(second.anchor.position)[1])
     growth = 0.0
     for x in z[:N_GROWTH]:
         far = second.anchor.position + (2 * T * around.to_theta(x)).astype(second.density.dtype)
-        there = around.pull_back(passes.log_density(far, rows)[1])
+        there = around.pull_back(passes.log_density(far)[1])
         change = np.linalg.norm((there - here) / (2 * T) + x) / np.linalg.norm(x)
         growth = max(growth, float(change))
     limit = FARTHEST_LEARNING_RATE if growth <= MOST_GROWTH else MAX_LEARNING_RATE
@@ -212,5 +209,5 @@ def second_order_noise(
         near=variances[:N_EXACT].mean(axis=0),
         far=variances[N_EXACT:].mean(axis=0),
         limit=limit,
-        passes=len(points) * second.noise_share + (1 + N_GROWTH) * (rows is None),
+        passes=len(points) * second.noise_share + 1 + N_GROWTH,
     )

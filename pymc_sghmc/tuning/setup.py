@@ -7,7 +7,7 @@ import logging
 import math
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -25,9 +25,11 @@ from pymc_sghmc.gradients.metric import (
 from pymc_sghmc.gradients.noise import RowGradient
 from pymc_sghmc.gradients.passes import Passes
 from pymc_sghmc.phases import begin_phase, count_passes
+from pymc_sghmc.tuning.all_rows_fit import fit_of_all_rows
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.curvature import (
     MAX_DENSE,
+    SUBSET_ROWS,
     CountedPasses,
     Curvature,
     extreme_curvatures,
@@ -56,6 +58,7 @@ _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 FAR_OUT = 1.5  # sds; points there; and a share of them
 N_FAR_OUT = 16
 MOST_POINTS = 0.75
+REFITS = 3  # at most, of the curvature by all rows
 NOISY = 4  # times the median noise, above which a direction gets a scale of its own
 MOST_FAR_NOISE = (
     5.0  # variance in φ at 2 sds above which second-order control variates are given up
@@ -153,11 +156,22 @@ def set_up(
     metric, curvature = _metric(gradient.passes, fit, preconditioner, dense)
     metric = metric.astype(gradient.density.dtype)
     begin_phase("measuring the noise of gradients")
+    has_subset = max(gradient.data.n_rows, default=0) > SUBSET_ROWS
     growth = 1.0
     if finds_rows:
         sizes = sizes_in_question(gradient.data, order=2)
         growth = max(sizes) / sizes[0]
-    measured = _measured(gradient, expansions, fit, metric, temperature, MOST_FAR_NOISE * growth)
+    for _ in range(REFITS):
+        measured = _measured(
+            gradient, expansions, fit, metric, temperature, MOST_FAR_NOISE * growth
+        )
+        better = fit_of_all_rows(expansions[1], fit) if has_subset else None
+        if better is None:
+            break
+        count_passes(measured.passes)
+        fit = replace(better, passes=fit.passes + measured.passes)
+        metric, curvature = _metric(gradient.passes, fit, preconditioner, dense)
+        metric = metric.astype(gradient.density.dtype)
     count_passes(measured.passes)
     noise = measured.noise
     if is_automatic:

@@ -78,6 +78,20 @@ def test_sums_over_a_pool_are_unbiased(skew):
         assert abs(np.mean(bare) - values.sum()) > 20 * error
 
 
+def test_few_rows_of_large_leverage_leave_the_others_their_share():
+    """A quarter of its even share for each, as in memory, but for whole numbers of shares."""
+    leverages = np.full(10_000, 1e-3)
+    leverages[[3, 4000]] = 1e6
+    draw = PoolDraw(1000, 1e-3)
+    draw.add([np.arange(10_000.0)], np.arange(10_000), leverages)
+    pool = draw.pool()
+    assert {3.0, 4000.0} <= set(pool.arrays[0])
+    probabilities = pool.shares / pool.shares.sum()
+    even = pool.weights / pool.weights.sum()
+    assert (probabilities > 0.2 * even).all()
+    assert 0.6 < probabilities[np.isin(pool.arrays[0], [3.0, 4000.0])].sum() < 0.8
+
+
 def test_a_pool_of_all_rows_has_each_once():
     draw = PoolDraw(100, 1.0)
     draw.add([np.arange(60.0)], np.arange(60), np.zeros(60))
@@ -170,6 +184,31 @@ def test_posterior_from_a_pool(rows, caplog):
     assert ess.min() > 1000
 
 
+@pytest.mark.parametrize("pool", [None, 2000], ids=["in memory", "pool"])
+def test_rows_that_tell_more_than_all_others_are_in_the_fit(pool):
+    """Three of 400,000 rows have predictors 1000 times as large.
+
+    The subset of 50,000 has none of them, or one that then stands for eight.
+    """
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((400_000, 3))
+    x[[11, 200_003, 399_000]] *= 1000
+    y = x @ [1.0, -0.5, 0.2] + 1.5 * rng.standard_normal(400_000)
+    rows = {"x": x, "y": y}
+    with pm.Model():
+        beta = pm.Normal("beta", 0, 1, shape=3)
+        sigma = pm.HalfNormal("sigma", 2)
+        predictors = pm.Data("x", x[:10])
+        pm.Normal("likelihood", predictors @ beta, sigma, observed=pm.Data("y", y[:10]))
+        step = SGHMC(data=rows if pool is None else ArrayLoader(rows), pool=pool)
+    residuals = y - x @ np.linalg.lstsq(x, y)[0]
+    sds = residuals.std() * np.sqrt(np.diag(np.linalg.inv(x.T @ x)))
+    np.testing.assert_allclose(
+        step.tuner.setup.fit.metric.sds()[:3], sds, rtol=0.42
+    )  # variances by 2
+    assert step.tuner.setup.noise.second_order is not None
+
+
 def test_few_rows_of_a_loader_are_like_arrays():
     positions = []
     for data in (ROWS, ArrayLoader(ROWS, block_rows=700)):
@@ -244,8 +283,34 @@ def test_a_step_with_a_pool_samples_the_same_in_workers_and_after_a_copy():
         np.testing.assert_array_equal(run.posterior["beta"].values, first)
 
 
+@pytest.mark.parametrize("name", ["X", "y"])
+def test_rows_that_change_from_pass_to_pass_are_refused(name):
+    class Changing(ArrayLoader):
+        n_passes = 0
+
+        def blocks(self, rng):
+            self.n_passes += 1
+            noise = np.random.default_rng(self.n_passes)
+            for block in super().blocks(rng):
+                values = block[name]
+                changed = noise.permutation(values) if name == "X" else values[::-1] ^ 1
+                yield {**block, name: changed if name == "y" else changed + 1e-6}
+
+    # the same rows in another order are fine
+    with logistic():
+        SGHMC(data=ArrayLoader(ROWS, block_rows=1000), pool=POOL)
+        with pytest.raises(ValueError, match=f"the values of '{name}' have the sum"):
+            SGHMC(data=Changing(ROWS, block_rows=1000), pool=POOL)
+
+
 @pytest.mark.parametrize(
-    ("pool", "words"), [("all", '"auto", a whole number'), (0, "pool=0"), (1.5, "pool=1.5")]
+    ("pool", "words"),
+    [
+        ("all", '"auto", a whole number'),
+        (0, "pool=0"),
+        (1.5, "pool=1.5"),
+        (39, "pool=39: a pool needs 10 rows for each of the 4 parameters"),
+    ],
 )
 def test_arguments_that_are_none(pool, words):
     with logistic(), pytest.raises(ValueError, match=words):
