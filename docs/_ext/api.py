@@ -24,6 +24,7 @@ TIERS = {
         "n_steps",
         "centring",
         "recover",
+        "pool",
         "replace",
         "centre",
         "temperature",
