@@ -132,9 +132,9 @@ def loo(
 
     Notes
     -----
-    Let ℓᵢ = log p(yᵢ | θ̂) at the mean θ̂ of the draws on PyMC's unconstrained scale, πᵢ the PSIS-LOO
-    value of row i, and π̃ᵢ = a + b ℓᵢ the line of least squares through the sampled rows. The
-    estimate from a sample S of m of the N rows is
+    Let ℓᵢ = log p(yᵢ | θ̂) at the mean θ̂ of the draws on PyMC's unconstrained scale,
+    πᵢ the PSIS-LOO value of row i, and π̃ᵢ = a + b ℓᵢ the line of least squares through the sampled
+    rows. The estimate from a sample S of m of the N rows is
 
     .. math:: \sum_{i=1}^N \tilde\pi_i + \frac{N}{m} \sum_{j \in S} (\pi_j - \tilde\pi_j),
 

@@ -22,7 +22,7 @@ from pymc_sghmc.gradients.passes import Passes, by_row
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.threads import in_order
 
-__all__ = ["hessian_of_all_rows"]
+__all__ = ["hessian_of_all_rows", "hessian_times"]
 
 STEP = 1e-3  # of differences of gradients on either side, in standard deviations
 SINGLE_STEP = 3e-2  # of gradients in single precision
@@ -86,6 +86,23 @@ def _blocks(passes: Passes) -> Iterator[Block]:
 
 def _by_differences(passes: Passes, position: Array, factor: Array, of_prior: bool) -> Array:
     """Return the Hessian of −log p, or of −log prior, by differences of gradients."""
+    along = hessian_times(passes, position, factor, of_prior)
+    hessian = np.linalg.solve(factor.T, along.T)
+    return (hessian + hessian.T) / 2
+
+
+def hessian_times(passes: Passes, position: Array, factor: Array, of_prior: bool) -> Array:
+    """Return HL, (d, d), H the Hessian of −log p or of −log prior, by differences of gradients.
+
+    Parameters
+    ----------
+    passes : Passes
+    position : array of shape (d,)
+    factor : array of shape (d, d)
+        L, whose columns are about as long as the posterior is wide.
+    of_prior : bool
+        Whether rows are left out.
+    """
     density = passes.density
     step = STEP if density.dtype == np.float64 else SINGLE_STEP
     pairs = [position + side * step * column for column in factor.T for side in (-1, 1)]
@@ -94,6 +111,4 @@ def _by_differences(passes: Passes, position: Array, factor: Array, of_prior: bo
         gradients = np.array([passes.prior(there)[1] for there in positions], dtype=float)
     else:
         gradients = passes.gradients_at(positions, lambda i: None)
-    along = (gradients[::2] - gradients[1::2]).T / (2 * step)  # Hessian times factor, (d, d)
-    hessian = np.linalg.solve(factor.T, along.T)
-    return (hessian + hessian.T) / 2
+    return (gradients[::2] - gradients[1::2]).T / (2 * step)

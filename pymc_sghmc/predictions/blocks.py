@@ -176,10 +176,10 @@ class _Rows:
             self._names = list(self._arrays)
             self.n = len(next(iter(self._arrays.values())))
         else:
-            source = Source(_InItsOrder(data), self._containers)
+            source = Source(data, self._containers)
             self._names = list(source.names)
             self.n = source.rows_per_pass
-            self._reader = Reader(source, self._names, 0)
+            self._reader = Reader(source, self._names, None)
         in_model = {self._containers[name].shape[0] for name in self._names}
         self._filled = [  # outcomes, whose values don't matter
             name
@@ -216,24 +216,6 @@ def _set_rows(model: Model, name: str, values: Array, labels: Any) -> None:
         if dim is not None and isinstance(model.dim_lengths[dim], SharedVariable):
             has_labels = model.coords.get(dim) is not None
             model.set_dim(dim, len(values), labels if has_labels else None)
-
-
-class _InItsOrder:
-    """A loader that is read in its own order, not in one for sampling."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "blocks":
-            raise AttributeError(name)
-        return getattr(self._loader, name)
 
 
 def _without_outcomes(model: Model, containers: Mapping[str, Container]) -> dict[str, Container]:

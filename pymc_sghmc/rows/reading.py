@@ -16,9 +16,18 @@ __all__ = ["ReadAhead", "Reader"]
 
 
 class Reader:
-    """The endless sequence of rows of a loader's passes, read from the front."""
+    """The endless sequence of rows of a loader's passes, read from the front.
 
-    def __init__(self, source: Any, names: Sequence[str], seed: int) -> None:
+    Parameters
+    ----------
+    source : Source
+    names : list of str
+        Of containers, whose arrays are read.
+    seed : int or None
+        Of the order of each pass, where the loader has one for it; None: the loader's own order.
+    """
+
+    def __init__(self, source: Any, names: Sequence[str], seed: int | None) -> None:
         self.source = source
         self.names = names
         self.seed = seed
@@ -66,7 +75,8 @@ class Reader:
 
     def _begin(self, number: int) -> None:
         self._pass = number
-        self._blocks = self.source.blocks(np.random.default_rng([self.seed, number, 1]))
+        rng = None if self.seed is None else np.random.default_rng([self.seed, number, 1])
+        self._blocks = self.source.blocks(rng)
 
     def _next(self, most: int) -> list[np.ndarray]:
         """Return the next rows, from one block."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pymc_sghmc.gradients.metric import Array, Dense
+from pymc_sghmc.gradients.all_rows_hessian import hessian_times
+from pymc_sghmc.gradients.metric import Dense
 from pymc_sghmc.gradients.second_order import SecondOrder
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.variational_fit import lower
@@ -18,7 +19,6 @@ from pymc_sghmc.tuning.variational_fit import lower
 __all__ = ["fit_of_all_rows"]
 
 OFF = 2.0  # times or more, in some direction, that a variance of the fit is wrong
-STEP = 1e-3  # of differences of the prior's gradient, in standard deviations of the fit
 
 
 def fit_of_all_rows(second: Any, fit: GaussianFit) -> GaussianFit | None:
@@ -36,22 +36,12 @@ def fit_of_all_rows(second: Any, fit: GaussianFit) -> GaussianFit | None:
         return None
     factor = fit.metric.factor
     [hessian] = second.anchor.hessian
-    curvature = _prior_curvature(second, fit.mean, factor) - factor.T @ hessian @ factor
+    with np.errstate(all="ignore"):
+        of_prior = hessian_times(second.passes, fit.mean, factor, of_prior=True)
+    curvature = factor.T @ (of_prior - hessian @ factor)
     if not np.isfinite(curvature).all():
         return None
     values, vectors = np.linalg.eigh((curvature + curvature.T) / 2)
     if values[0] <= 0 or (values[0] >= 1 / OFF and values[-1] <= OFF):
         return None
     return replace(fit, metric=Dense(lower(factor @ (vectors / np.sqrt(values)))))
-
-
-def _prior_curvature(second: SecondOrder, mean: Array, factor: Array) -> Array:
-    """LᵀHL, H the Hessian of minus the log-density without rows, by differences."""
-    dtype = second.density.dtype
-    columns = []
-    with np.errstate(all="ignore"):
-        for direction in factor.T:
-            ends = [(mean + sign * STEP * direction).astype(dtype) for sign in (1, -1)]
-            above, below = [np.asarray(second.passes.prior(x)[1], dtype=float) for x in ends]
-            columns.append((below - above) / (2 * STEP))
-    return factor.T @ np.array(columns).T

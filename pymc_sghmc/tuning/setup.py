@@ -58,7 +58,7 @@ _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 FAR_OUT = 1.5  # sds; points there; and a share of them
 N_FAR_OUT = 16
 MOST_POINTS = 0.75
-REFITS = 3  # at most, of the curvature by all rows
+REFITS = 2  # at most, of the curvature by all rows
 NOISY = 4  # times the median noise, above which a direction gets a scale of its own
 MOST_FAR_NOISE = (
     5.0  # variance in φ at 2 sds above which second-order control variates are given up
@@ -161,18 +161,18 @@ def set_up(
     if finds_rows:
         sizes = sizes_in_question(gradient.data, order=2)
         growth = max(sizes) / sizes[0]
+    most_far = MOST_FAR_NOISE * growth
+    measured = _measured(gradient, expansions, fit, metric, temperature, most_far)
+    count_passes(measured.passes)
     for _ in range(REFITS):
-        measured = _measured(
-            gradient, expansions, fit, metric, temperature, MOST_FAR_NOISE * growth
-        )
         better = fit_of_all_rows(expansions[1], fit) if has_subset else None
         if better is None:
             break
-        count_passes(measured.passes)
         fit = replace(better, passes=fit.passes + measured.passes)
         metric, curvature = _metric(gradient.passes, fit, preconditioner, dense)
         metric = metric.astype(gradient.density.dtype)
-    count_passes(measured.passes)
+        measured = _measured(gradient, expansions, fit, metric, temperature, most_far)
+        count_passes(measured.passes)
     noise = measured.noise
     if is_automatic:
         metric, curvature, noise = _with_noisy_directions_shrunk(metric, curvature, noise)

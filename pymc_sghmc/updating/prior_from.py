@@ -13,7 +13,12 @@ from pymc.model import Model
 
 from pymc_sghmc.bambi_draws import pymc_model_and_draws
 from pymc_sghmc.checks import is_whole, quoted
-from pymc_sghmc.diagnostics.full_data import given_rows, posterior_draws, unconstrained_draws
+from pymc_sghmc.diagnostics.full_data import (
+    given_rows,
+    posterior_draws,
+    rows_of_run,
+    unconstrained_draws,
+)
 from pymc_sghmc.diagnostics.mixing import mixing, not_mixed
 from pymc_sghmc.diagnostics.temperatures import step_statistics
 from pymc_sghmc.models.unknowns import Unknowns
@@ -202,8 +207,7 @@ def _all_rows(given: Any, model: Model, compile_kwargs: Mapping[str, Any] | None
 
 def _refuse_other_rows(idata: Any, rows: AllRows) -> None:
     """Refuse rows of another number than the run's."""
-    stats = getattr(idata, "sample_stats", {})
-    n_rows = int(stats["data_rows"].max()) if "data_rows" in stats else 0
+    n_rows = rows_of_run(idata)
     if n_rows and n_rows not in rows.n_rows:
         raise ValueError(
             f"prior_from: this run was made with {n_rows:,} rows, and there are "
