@@ -61,6 +61,14 @@ except ImportError:  # PyMC 5.28; it doesn't need zarr to be imported
     from pymc.backends.zarr import ZarrChain as _StoredChain
     from pymc.backends.zarr import ZarrTrace as StoredTrace
 
+# Modules that pickle steps for the processes of a run: PyMC's own, and those by which these start.
+FOR_CHAINS = {
+    "pymc.sampling.parallel",
+    "multiprocessing.popen_forkserver",
+    "multiprocessing.popen_spawn_posix",
+    "multiprocessing.popen_spawn_win32",
+}
+
 _log = logging.getLogger(__name__)
 
 __all__ = [
@@ -80,6 +88,7 @@ __all__ = [
     "inline_ofg_node",
     "is_row_selection",
     "joined_along",
+    "pickles_for_chains",
     "raveled_function",
     "sample_stored_chains_without_zarr",
     "smoothed_log_weights",
@@ -117,6 +126,16 @@ def _one_thread() -> Iterator[None]:
     finally:
         for library, threads in zip(_blas(), given, strict=True):
             library.set_num_threads(threads)
+
+
+def pickles_for_chains() -> bool:
+    """Whether a pickle is being made for processes of a run, which end before this one does."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") in FOR_CHAINS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def end_with_parent() -> None:

@@ -1,4 +1,4 @@
-"""Ready-made loaders of data that do not fit into memory: memory-mapped files, Zarr, HDF5, Parquet.
+"""Ready-made loaders of data that do not fit into memory: files, Zarr, HDF5, Parquet, and Dask.
 
 A loader is passed as ``data`` to a sampler. It is any object with
 
@@ -15,6 +15,7 @@ forked get the loader by pickling.
 """
 
 from pymc_sghmc.rows.array_loader import ArrayLoader
+from pymc_sghmc.rows.dask_loader import DaskLoader
 from pymc_sghmc.rows.parquet_loader import ParquetLoader
 
-__all__ = ["ArrayLoader", "ParquetLoader"]
+__all__ = ["ArrayLoader", "DaskLoader", "ParquetLoader"]

@@ -18,7 +18,7 @@ from pymc_sghmc.gradients.likelihood_hessian import (
     SecondDerivatives,
     second_derivatives,
 )
-from pymc_sghmc.gradients.passes import Passes, by_row
+from pymc_sghmc.gradients.passes import Passes, Rows, by_row
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.threads import in_order
 
@@ -57,28 +57,33 @@ def _of_likelihood(
 ) -> Array | None:
     """Return the Hessian of −log-likelihood; None where J can't be found for some rows."""
     theta = second.coordinates.at(position, density, passes.data)
+    total: Array = passes.data.map_sum(_summed, density, second, theta)
+    return total if np.isfinite(total).all() else None
 
-    def of_block(block: Block) -> Array | None:
+
+def _summed(data: Rows, density: LogDensity, second: SecondDerivatives, theta: Array) -> Array:
+    """Return the Hessian of −log-likelihood of some rows; NaN where J can't be found."""
+
+    def of_block(block: Block) -> Array:
         group, weight, inputs = block
         J = second.jacobian(density, group, inputs)
         if J is None:
-            return None
+            return np.full((density.d, density.d), np.nan)
         upper = np.asarray(second.second(theta, *inputs)[group], dtype=float)
         hessian = J.hessian(-weight * second.quadratics[group].symmetric(upper))
         return np.asarray(hessian.todense() if J.is_sparse else hessian)
 
     total = np.zeros((density.d, density.d))
-    for hessian in in_order(of_block, _blocks(passes), passes.data.threads):
-        if hessian is None:
-            return None
+    for hessian in in_order(of_block, _blocks(data, density), data.threads):
         total += hessian
+        if not np.isfinite(total).all():
+            break
     return total
 
 
-def _blocks(passes: Passes) -> Iterator[Block]:
+def _blocks(data: Rows, density: LogDensity) -> Iterator[Block]:
     """Yield all rows in blocks for which J is found at a time."""
-    data = passes.data
-    for chunk, inputs in by_row(passes.density, data):
+    for chunk, inputs in by_row(density, data):
         for rows in np.array_split(chunk.rows, math.ceil(chunk.rows.size / BLOCK_ROWS)):
             numbers = data.part(chunk.group, rows).rows
             yield chunk.group, chunk.weight, (*numbers, *inputs[len(numbers) :])

@@ -43,6 +43,12 @@ class AroundCentre:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_symbols": None, "_placed": None}
 
+    def without_anchor(self) -> Self:
+        """Return one that knows of no rows, for passes over them."""
+        bare = object.__new__(type(self))
+        bare.__dict__.update(self.__dict__, anchor=None, _function=None, _placed=None)
+        return bare
+
     @property
     def order(self) -> Order:
         """In which order rows are drawn, by what is known at the centre."""

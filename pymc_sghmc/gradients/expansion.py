@@ -5,7 +5,7 @@ Knows densities and rows, no minibatches of a chain.
 
 import math
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +18,7 @@ from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.likelihood_hessian import SecondDerivatives
 from pymc_sghmc.gradients.metric import Metric
+from pymc_sghmc.gradients.passes import Rows
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import Chunk, InMemory
 from pymc_sghmc.rows.orders import ByLeverage
@@ -84,96 +85,121 @@ def expand(gradient: "SecondOrder", centre: Array, metric: Metric) -> tuple[Expa
         sign * far * shift for far in DISTANCES for shift in metric.to_thetas(z) for sign in (1, -1)
     ]
     probes = [gradient.seen(centre + shift) for shift in shifts]
-    of_block = partial(_expanded, gradient, theta, probes, by_position, metric)
-    kept = _Kept(gradient) if data.pool is None else _Drawn(gradient, of_block)
-    logp = 0.0
-    slope = np.zeros(d)
-    hessian: Any = 0.0  # a matrix, full or sparse
-    with np.errstate(all="ignore"):
-        for found in in_order(of_block, _blocks(gradient, data.chunks())):
-            weight = found.block.weight
-            logp += weight * found.logp
-            slope += weight * found.slope
-            hessian = hessian + weight * found.hessian
-            kept.add(found)
-    hessian = _arrays_of(hessian, gradient.has_sparse_hessian, dtype)
-    if not (np.isfinite(logp) and np.isfinite(slope).all() and np.isfinite(hessian[0]).all()):
-        raise NonFinite(position, slope, logp)
-    order, tables = kept.result()
+    around = _Around(gradient.without_anchor(), theta, probes, by_position, metric)
+    scale = None if data.pool is None else _mean_leverage(around, data)
+    sums = data.map_sum(_summed, around, scale)
+    hessian = _arrays_of(sums.hessian, gradient.has_sparse_hessian, dtype)
+    is_finite = np.isfinite(sums.logp) and np.isfinite(sums.slope).all()
+    if not (is_finite and np.isfinite(hessian[0]).all()):
+        raise NonFinite(position, sums.slope, sums.logp)
+    if isinstance(sums.kept, PoolDraw):
+        order, tables = _from_pool(around, data, sums.kept)
+    else:
+        order, tables = ByLeverage(data, sums.kept.leverages), sums.kept.tables
     expansion = Expansion(
         position=position,
         centre=theta,
-        logp=np.asarray(logp),
-        gradient=slope.astype(dtype),
+        logp=np.asarray(sums.logp),
+        gradient=sums.slope.astype(dtype),
         hessian=hessian,
         order=order,
         tables=tables,
     )
-    return expansion, 2.0 + len(probes) + found.n_passes
+    return expansion, 2.0 + len(probes) + sums.n_passes
+
+
+class _Around(NamedTuple):
+    """Where a row's functions are evaluated."""
+
+    gradient: "SecondOrder"
+    theta: Array  # the centre
+    probes: list[Array]
+    by_position: Any  # ∂θ/∂φ at the centre
+    metric: Metric
 
 
 class _Kept:
-    """What is kept of all rows in memory.
+    """What is kept of all rows in memory, by group."""
+
+    def __init__(self, gradient: "SecondOrder", n_rows: Sequence[int]) -> None:
+        self.tables = _empty_tables(gradient, n_rows)
+        self.leverages = [np.zeros(n) for n in n_rows]
+
+
+class _Sums(NamedTuple):
+    """What the rows of a source, or of a part of it, add up to."""
+
+    logp: float
+    slope: Array
+    hessian: Any  # a matrix, full or sparse
+    kept: _Kept | PoolDraw
+    n_passes: float  # that Jacobians took
+
+    def __add__(self, other: "_Sums") -> "_Sums":  # type: ignore[override]
+        """Return the sums over both parts, of whose rows a pool is drawn."""
+        return _Sums(
+            self.logp + other.logp,
+            self.slope + other.slope,
+            self.hessian + other.hessian,
+            self.kept + other.kept,  # type: ignore[operator]
+            max(self.n_passes, other.n_passes),
+        )
+
+
+def _summed(data: Rows, around: _Around, scale: float | None) -> _Sums:
+    """Find sums over rows, and keep what is known of each, or draw a pool of them.
 
     Parameters
     ----------
-    gradient : SecondOrder
+    data : InMemory, Streamed or Partition
+    around : _Around
+    scale : float or None
+        Mean leverage, about, where a pool is drawn.
     """
+    gradient = around.gradient
+    kept: Any
+    if data.pool is None or scale is None:
+        kept = _Kept(gradient, data.n_rows)
+    else:
+        kept = PoolDraw(data.pool.size, scale, data.number)
+    logp = n_passes = 0.0
+    slope = np.zeros(around.theta.size)
+    hessian: Any = 0.0
+    blocks = _blocks(gradient, data, data.chunks())
+    with np.errstate(all="ignore"):
+        for found in in_order(partial(_expanded, around), blocks, data.threads):
+            block = found.block
+            logp += block.weight * found.logp
+            slope += block.weight * found.slope
+            hessian = hessian + block.weight * found.hessian
+            n_passes = found.n_passes
+            if isinstance(kept, PoolDraw):
+                kept.add(block.arrays, block.rows, found.leverages)
+            else:
+                kept.leverages[block.group][block.rows] = found.leverages
+                kept.tables[block.group][block.rows] = found.table
+    return _Sums(logp, slope, hessian, kept, n_passes)
 
-    def __init__(self, gradient: "SecondOrder") -> None:
-        self._data = gradient.data
-        n_rows = self._data.n_rows
-        self._tables = _empty_tables(gradient, n_rows)
-        self._leverages = [np.zeros(n) for n in n_rows]
 
-    def add(self, found: "_Expanded") -> None:
-        """Keep what is known of a block."""
-        group, rows = found.block.group, found.block.rows
-        self._leverages[group][rows] = found.leverages
-        self._tables[group][rows] = found.table
-
-    def result(self) -> tuple[ByLeverage, list[Array]]:
-        """Return the order in which rows are drawn, and their tables."""
-        return ByLeverage(self._data, self._leverages), self._tables
+def _mean_leverage(around: _Around, data: InMemory) -> float:
+    """Mean leverage of some rows at hand."""
+    at_hand = [np.arange(min(n, SCALED_ROWS)) for n in data.n_at_hand]
+    with np.errstate(all="ignore"):
+        blocks = _blocks(around.gradient, data, data.chunks(at_hand))
+        leverages = np.concatenate([_expanded(around, block).leverages for block in blocks])
+    return float(np.nan_to_num(leverages, posinf=0.0).mean())
 
 
-class _Drawn:
-    """What is kept of rows that are drawn from a source, once.
-
-    Parameters
-    ----------
-    gradient : SecondOrder
-    of_block : callable
-        Finds what is known of a block.
-    """
-
-    def __init__(
-        self, gradient: "SecondOrder", of_block: Callable[["_Block"], "_Expanded"]
-    ) -> None:
-        self._gradient = gradient
-        self._of_block = of_block
-        data = gradient.data
-        at_hand = [np.arange(min(n, SCALED_ROWS)) for n in data.n_at_hand]
-        with np.errstate(all="ignore"):
-            found = map(of_block, _blocks(gradient, data.chunks(at_hand)))
-            leverages = np.concatenate([part.leverages for part in found])
-        assert data.pool is not None
-        self._draw = PoolDraw(data.pool.size, float(np.nan_to_num(leverages, posinf=0.0).mean()))
-
-    def add(self, found: "_Expanded") -> None:
-        """Offer the rows of a block."""
-        block = found.block
-        self._draw.add(block.arrays, block.rows, found.leverages)
-
-    def result(self) -> tuple[ByLeverage, list[Array]]:
-        """Return the order in which rows are drawn, and their tables."""
-        gradient = self._gradient
-        order = FromPool(gradient.data, self._draw.pool(gradient.data.row_weight))
-        [table] = _empty_tables(gradient, order.sizes)
-        with np.errstate(all="ignore"):
-            for found in in_order(self._of_block, _blocks(gradient, order.chunks())):
-                table[found.block.rows] = found.table
-        return order, [table]
+def _from_pool(around: _Around, data: InMemory, draw: PoolDraw) -> tuple[ByLeverage, list[Array]]:
+    """Return the order in which rows of a pool are drawn, and their tables."""
+    gradient = around.gradient
+    order = FromPool(data, draw.pool(data.row_weight))
+    [table] = _empty_tables(gradient, order.sizes)
+    with np.errstate(all="ignore"):
+        blocks = _blocks(gradient, data, order.chunks())
+        for found in in_order(partial(_expanded, around), blocks):
+            table[found.block.rows] = found.table
+    return order, [table]
 
 
 def _empty_tables(gradient: "SecondOrder", n_rows: Sequence[int]) -> list[Array]:
@@ -195,15 +221,9 @@ class _Expanded(NamedTuple):
     n_passes: float  # that their Jacobian took
 
 
-def _expanded(
-    gradient: "SecondOrder",
-    theta: Array,
-    probes: Sequence[Array],
-    by_position: Any,
-    metric: Metric,
-    block: "_Block",
-) -> _Expanded:
+def _expanded(around: _Around, block: "_Block") -> _Expanded:
     """See `expand`."""
+    gradient, theta, probes, by_position, metric = around
     k, inputs = block.group, block.inputs
     q = gradient.quadratics[k]
     here = gradient.first(theta, *inputs)[k].astype(float)
@@ -248,13 +268,18 @@ def fits(derivatives: SecondDerivatives, density: LogDensity, data: InMemory) ->
     density : LogDensity
     data : InMemory
     """
+    return bool(data.map_sum(_first_misfit, derivatives, density) == 0)
+
+
+def _first_misfit(data: Rows, derivatives: SecondDerivatives, density: LogDensity) -> int:
+    """Return 1 where derivatives of some rows can't be found or aren't few, else 0."""
     for chunk in data.chunks():
         for rows in np.array_split(chunk.rows, math.ceil(chunk.rows.size / FITTED_ROWS)):
             inputs = (*data.part(chunk.group, rows).rows, *chunk.arrays, *density.given)
             found = derivatives.jacobian(density, chunk.group, inputs)
             if found is None or not found.is_sparse:
-                return False
-    return True
+                return 1
+    return 0
 
 
 def is_right(gradient: "SecondOrder", centre: Array, metric: Metric) -> bool:
@@ -270,7 +295,7 @@ def is_right(gradient: "SecondOrder", centre: Array, metric: Metric) -> bool:
     by_position = [gradient.derivatives_seen(point) for point in points]
     at_hand = gradient.data.n_at_hand
     few = [np.linspace(0, n - 1, min(CHECKED_ROWS, n)).astype(int) for n in at_hand]
-    for rows, inputs, k, *_ in _blocks(gradient, gradient.data.chunks(few)):
+    for rows, inputs, k, *_ in _blocks(gradient, gradient.data, gradient.data.chunks(few)):
         by_theta = gradient.jacobian(k, inputs)
         for point, theta, T in zip(points, thetas, by_position, strict=True):
             J = by_theta.after(T)
@@ -341,7 +366,7 @@ def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metr
         return k, of_sums, of_squares
 
     with np.errstate(all="ignore"):
-        blocks = _blocks(gradient, anchor.order.chunks(subset))
+        blocks = _blocks(gradient, gradient.data, anchor.order.chunks(subset))
         for k, of_sums, of_squares in in_order(of_block, blocks):
             sums[:, k] += of_sums
             squares[:, k] += of_squares
@@ -358,9 +383,8 @@ class _Block(NamedTuple):
     weight: float  # of each
 
 
-def _blocks(gradient: "SecondOrder", chunks: Iterable[Chunk]) -> Iterator[_Block]:
+def _blocks(gradient: "SecondOrder", data: Rows, chunks: Iterable[Chunk]) -> Iterator[_Block]:
     """Cut chunks of rows into blocks."""
-    data = gradient.data
     d = gradient.density.d
     for chunk in chunks:
         m = gradient.quadratics[chunk.group].m

@@ -7,6 +7,7 @@ densities and rows, no minibatches of a chain.
 import warnings
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from pymc_sghmc.gradients.likelihood_hessian import RowFunction, SecondDerivativ
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch
 from pymc_sghmc.rows.orders import ByLeverage
+from pymc_sghmc.rows.partitions import Partition
 from pymc_sghmc.rows.pool import SCALED_ROWS, FromPool, PoolDraw
 from pymc_sghmc.threads import in_order
 
-__all__ = ["ChunkInputs", "Passes", "by_row"]
+__all__ = ["ChunkInputs", "Passes", "Rows", "by_row"]
 
 PROBES = 100  # sums of rows that tell how much rows differ
 PROBE_ROWS = 20
@@ -29,10 +31,11 @@ UNEVEN = 3.0  # times as much noise over windows as rows in random order would h
 
 
 ChunkInputs = tuple[Chunk, tuple[Any, ...]]  # and what functions of its rows take
+Rows = InMemory | Partition
 
 
 def by_row(
-    density: Density, data: InMemory, group: int | None = None, rows: Array | None = None
+    density: Density, data: Rows, group: int | None = None, rows: Array | None = None
 ) -> Iterator[ChunkInputs]:
     """Yield chunks of rows, and what functions of rows take of each besides a position.
 
@@ -54,7 +57,7 @@ def by_row(
             yield chunk, inputs
 
 
-def with_inputs(density: Density, data: InMemory, chunks: Iterable[Chunk]) -> Iterator[ChunkInputs]:
+def with_inputs(density: Density, data: Rows, chunks: Iterable[Chunk]) -> Iterator[ChunkInputs]:
     """Yield chunks of rows with what functions of rows take of each besides a position."""
     for chunk in chunks:
         numbers = data.part(chunk.group, chunk.rows).rows
@@ -78,13 +81,13 @@ class Passes:
 
     def prior(self, position: Array) -> tuple[Array, Array]:
         """Log-density and gradient of all but the likelihoods that are cut into minibatches."""
-        return self._weighted(position, 1.0, self.data.part(None, None), None)
+        return _weighted(self.density, position, 1.0, self.data.part(None, None), None)
 
     def of_rows(
         self, position: Array, group: int, rows: Array, weight: float = 1.0
     ) -> tuple[Array, Array]:
         """Log-likelihood and gradient of some rows at hand of a group."""
-        return self._weighted(position, 0.0, self.data.part(group, rows), (group, weight))
+        return _weighted(self.density, position, 0.0, self.data.part(group, rows), (group, weight))
 
     def first_row_not_finite(self, position: Array) -> int | None:
         """Return the number of the first row at hand whose log-likelihood isn't finite, if any."""
@@ -115,33 +118,22 @@ class Passes:
         subset : tuple of arrays, optional
             Numbers of rows at hand, for each group.
         """
-
-        def of_chunk(chunk: Chunk) -> tuple[Chunk, float, Array]:
-            logp, gradient = self._of_chunk(position, chunk, chunk.weight)
-            return chunk, float(logp), gradient
-
-        logp = 0.0
-        weight = 1.0
-        sums = [np.zeros(position.shape)]
-        sizes = [0]
-        for chunk, of_rows, gradient in self._in_order(of_chunk, self.data.chunks(subset)):
-            if chunk.window == len(sums):
-                sums.append(np.zeros(position.shape))
-                sizes.append(0)
-            logp = logp + of_rows
-            sums[-1] = sums[-1] + gradient
-            sizes[-1] += chunk.rows.size
-            weight = chunk.weight
-        if len(sums) > 1 and not self.order_is_checked and self.data.pool is None:
+        sums = (
+            self.data.map_sum(_windows, self.density, position)
+            if subset is None
+            else _windows(self.data, self.density, position, subset)
+        )
+        if len(sums.sizes) > 1 and not self.order_is_checked and self.data.pool is None:
             self.order_is_checked = True
-            self._check_order(position, np.array(sums) / weight, np.array(sizes))
-        return logp, np.sum(sums, axis=0)
+            gradients = np.array(sums.gradients) / sums.weight
+            self._check_order(position, gradients, np.array(sums.sizes))
+        return sums.logp, np.sum(sums.gradients, axis=0)
 
     def weighted_gradient(self, position: Array, group: int, weights: Array) -> Array:
         """Σ wᵢ ∇ℓᵢ over all rows of a group, with a weight for each."""
 
         def of_chunk(chunk: Chunk) -> Array:
-            return self._of_chunk(position, chunk, weights[chunk.rows])[1]
+            return _of_chunk(self.data, self.density, position, chunk, weights[chunk.rows])[1]
 
         total = np.zeros(position.shape)
         chunks = (chunk for chunk in self.data.chunks() if chunk.group == group)
@@ -158,33 +150,16 @@ class Passes:
         condition : callable
             Called with the number of a position before the density is evaluated there.
         """
-
-        def of_chunk(chunk: Chunk) -> Array:
-            gradients = []
-            for i, position in enumerate(positions):
-                condition(i)
-                gradients.append(self._of_chunk(position, chunk, chunk.weight)[1])
-            return np.array(gradients, dtype=float)
-
+        others = []
         total = np.zeros((len(positions), self.density.d))
         for i, position in enumerate(positions):
             condition(i)
+            others.append(self.density.others)
             total[i] = self.prior(position)[1]
-        # what other steps sample is held by the density, for one thread at a time
-        threads = 1 if self.density.given_types else self.data.threads
-        for gradients in in_order(of_chunk, self.data.chunks(), threads):
-            total += gradients
-        return total
+        return total + self.data.map_sum(_gradients, self.density, list(positions), others)
 
     def _in_order(self, function: Callable[[Any], Any], chunks: Iterable[Any]) -> Iterator[Any]:
         return in_order(function, chunks, self.data.threads)
-
-    def _of_chunk(
-        self, position: Array, chunk: Chunk, weight: float | Array
-    ) -> tuple[Array, Array]:
-        """Log-likelihood and gradient of a chunk's rows, each with a weight."""
-        minibatch = self.data.part(chunk.group, chunk.rows)._replace(arrays=chunk.arrays)
-        return self._weighted(position, 0.0, minibatch, (chunk.group, weight))
 
     def log_density(
         self, position: Array, subset: Sequence[Array] | None = None
@@ -206,25 +181,16 @@ class Passes:
         ``points`` are a middle and pairs of ends on either side of it; of each pair the second
         difference of the log-likelihood is taken, and of these the root mean square.
         """
-
-        def of_chunk(part: ChunkInputs) -> tuple[Chunk, Array]:
-            chunk, inputs = part
-            middle, *ends = [row_function(x, *inputs)[chunk.group][:, 0] for x in points]
-            differences = [a + b - 2 * middle for a, b in zip(ends[::2], ends[1::2], strict=True)]
-            squares = np.mean(np.square(differences), axis=0)
-            return chunk, np.nan_to_num(np.sqrt(squares), posinf=0.0)
-
-        found = self._in_order(of_chunk, with_inputs(self.density, self.data, self.data.chunks()))
+        of_chunk = partial(_curvature, row_function, points)
         if self.data.pool is not None:
             at_hand = [np.arange(min(n, SCALED_ROWS)) for n in self.data.n_at_hand]
             few = map(of_chunk, with_inputs(self.density, self.data, self.data.chunks(at_hand)))
-            scale = np.concatenate([leverages for _, leverages in few]).mean()
-            draw = PoolDraw(self.data.pool.size, float(scale))
-            for chunk, leverages in found:
-                draw.add(chunk.arrays, chunk.rows, leverages)
+            scale = float(np.concatenate([leverages for _, leverages in few]).mean())
+            draw = self.data.map_sum(_drawn, self.density, row_function, points, scale)
             return FromPool(self.data, draw.pool(self.data.row_weight))
         out = [np.zeros(n_rows, dtype=np.float32) for n_rows in self.data.n_rows]
-        for chunk, leverages in found:
+        chunks = with_inputs(self.density, self.data, self.data.chunks())
+        for chunk, leverages in self._in_order(of_chunk, chunks):
             out[chunk.group][chunk.rows] = leverages
         return ByLeverage(self.data, out)
 
@@ -243,21 +209,6 @@ class Passes:
                 out[k] = np.empty((order.sizes[k], part.shape[1]), dtype=part.dtype)
             out[k][chunk.rows] = part
         return out
-
-    def _weighted(
-        self,
-        position: Array,
-        prior_weight: float,
-        minibatch: Minibatch,
-        counted: tuple[int, float | Array] | None,
-    ) -> tuple[Array, Array]:
-        """Weigh the prior, and the rows of one group, (group, weight); others count nothing."""
-        dtype = self.density.weights_dtype
-        weights = [np.zeros(rows.size, dtype=dtype) for rows in minibatch.rows]
-        if counted is not None:
-            group, weight = counted
-            weights[group][:] = weight
-        return self.density(position, np.asarray(prior_weight, dtype=dtype), weights, *minibatch)
 
     def _check_order(self, position: Array, sums: Array, sizes: Array) -> None:
         """Warn where windows of a pass differ more than rows in random order would let them."""
@@ -285,3 +236,128 @@ class Passes:
                 UserWarning,
                 stacklevel=2,
             )
+
+
+# What is called with all rows, or with those of a partition where it is
+
+
+def _weighted(
+    density: Density,
+    position: Array,
+    prior_weight: float,
+    minibatch: Minibatch,
+    counted: tuple[int, float | Array] | None,
+) -> tuple[Array, Array]:
+    """Weigh the prior, and the rows of one group, (group, weight); others count nothing."""
+    dtype = density.weights_dtype
+    weights = [np.zeros(rows.size, dtype=dtype) for rows in minibatch.rows]
+    if counted is not None:
+        group, weight = counted
+        weights[group][:] = weight
+    return density(position, np.asarray(prior_weight, dtype=dtype), weights, *minibatch)
+
+
+def _of_chunk(
+    data: Rows, density: Density, position: Array, chunk: Chunk, weight: float | Array
+) -> tuple[Array, Array]:
+    """Log-likelihood and gradient of a chunk's rows, each with a weight."""
+    minibatch = data.part(chunk.group, chunk.rows)._replace(arrays=chunk.arrays)
+    return _weighted(density, position, 0.0, minibatch, (chunk.group, weight))
+
+
+class _Windows:
+    """Log-likelihood and gradients of successive windows of rows.
+
+    Attributes
+    ----------
+    logp : float
+    gradients : list of array of shape (d,)
+        Of each window.
+    sizes : list of int
+        Number of rows of each window.
+    weight : float
+        Of each row.
+    """
+
+    def __init__(self) -> None:
+        self.logp = 0.0
+        self.gradients: list[Array] = []
+        self.sizes: list[int] = []
+        self.weight = 1.0
+
+    def __add__(self, other: "_Windows") -> "_Windows":
+        total = _Windows()
+        total.logp = self.logp + other.logp
+        total.gradients = self.gradients + other.gradients
+        total.sizes = self.sizes + other.sizes
+        return total
+
+
+def _windows(
+    data: Rows, density: Density, position: Array, subset: Sequence[Array] | None = None
+) -> _Windows:
+    """See `Passes.likelihood`."""
+
+    def of_chunk(chunk: Chunk) -> tuple[Chunk, float, Array]:
+        logp, gradient = _of_chunk(data, density, position, chunk, chunk.weight)
+        return chunk, float(logp), gradient
+
+    found = _Windows()
+    window = None
+    chunks = data.chunks() if subset is None else data.chunks(subset)
+    for chunk, logp, gradient in in_order(of_chunk, chunks, data.threads):
+        if chunk.window != window:
+            window = chunk.window
+            found.gradients.append(np.zeros(position.shape))
+            found.sizes.append(0)
+        found.logp += logp
+        found.gradients[-1] = found.gradients[-1] + gradient
+        found.sizes[-1] += chunk.rows.size
+        found.weight = chunk.weight
+    return found
+
+
+def _gradients(
+    data: Rows, density: Density, positions: Sequence[Array], others: Sequence[tuple[Array, ...]]
+) -> Array:
+    """Gradients of the log-likelihood, (k, d), with values of what other steps sample for each."""
+
+    def of_chunk(chunk: Chunk) -> Array:
+        gradients = []
+        for position, values in zip(positions, others, strict=True):
+            with density.at(values):
+                found = _of_chunk(data, density, position, chunk, chunk.weight)
+            gradients.append(found[1])
+        return np.array(gradients, dtype=float)
+
+    total = np.zeros((len(positions), density.d))
+    # what other steps sample is held by the density, for one thread at a time
+    threads = 1 if density.given_types else data.threads
+    for gradients in in_order(of_chunk, data.chunks(), threads):
+        total += gradients
+    return total
+
+
+def _curvature(
+    row_function: RowFunction, points: Sequence[Array], part: ChunkInputs
+) -> tuple[Chunk, Array]:
+    """Root mean square of second differences of each row of a chunk: see `by_leverage`."""
+    chunk, inputs = part
+    middle, *ends = [row_function(x, *inputs)[chunk.group][:, 0] for x in points]
+    differences = [a + b - 2 * middle for a, b in zip(ends[::2], ends[1::2], strict=True)]
+    squares = np.mean(np.square(differences), axis=0)
+    return chunk, np.nan_to_num(np.sqrt(squares), posinf=0.0)
+
+
+def _drawn(
+    data: Rows, density: Density, row_function: RowFunction, points: Sequence[Array], scale: float
+) -> PoolDraw:
+    """Draw rows for a pool."""
+    assert data.pool is not None
+    draw = PoolDraw(data.pool.size, scale, data.number)
+    of_chunk = partial(_curvature, row_function, points)
+    with np.errstate(all="ignore"):
+        chunks = with_inputs(density, data, data.chunks())
+        for chunk, leverages in in_order(of_chunk, chunks, data.threads):
+            draw.add(chunk.arrays, chunk.rows, leverages)
+    return draw

@@ -76,7 +76,14 @@ class ThreadSafe:
     Parameters
     ----------
     function : pytensor.compile.Function
+
+    Attributes
+    ----------
+    is_made_once : bool
+        True: of equal pickles other processes need one function only.
     """
+
+    is_made_once = True
 
     def __init__(self, function: Any) -> None:
         function.trust_input = True

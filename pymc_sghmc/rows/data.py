@@ -4,7 +4,7 @@ A minibatch says which arrays its rows are of. Knows arrays and groups of rows; 
 they are drawn, no gradients.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple, Self
@@ -18,7 +18,7 @@ from pymc_sghmc.models.graphs import array_of, odd_values
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.files import MappedFile, mapped_file
 
-__all__ = ["Chunk", "InMemory", "Minibatch", "Minibatches", "PoolPlan"]
+__all__ = ["Chunk", "InMemory", "Minibatch", "Minibatches", "PoolPlan", "rows_per_chunk"]
 
 CHUNK_BYTES = 2**22  # of data gathered at a time in a pass over all rows
 
@@ -63,6 +63,12 @@ class PoolPlan(NamedTuple):
     error: float  # that it may cause in a posterior mean, in posterior standard deviations
 
 
+def rows_per_chunk(arrays: Iterable[Array]) -> int:
+    """Return how many rows of some arrays are gathered at a time in a pass over all."""
+    row_bytes = sum(array.itemsize * array[:1].size for array in arrays)
+    return max(1000, CHUNK_BYTES // max(1, row_bytes))
+
+
 class InMemory:
     """Arrays that are at hand as a whole, those of a `np.memmap` included.
 
@@ -92,6 +98,7 @@ class InMemory:
     files: Sequence[MappedFile] = ()
     rows_of_each = 1.0  # what is drawn: rows, or units of so many on average
     pool: PoolPlan | None = None  # from which minibatches are drawn, where not all are at hand
+    number = 0  # of the part of all rows that these are: see `map_sum`
 
     def __init__(
         self,
@@ -195,11 +202,7 @@ class InMemory:
 
     def _rows_per_chunk(self) -> list[int]:
         arrays = iter(self.arrays)
-        row_bytes = [
-            sum(array.itemsize * array[:1].size for array in islice(arrays, len(group.batches)))
-            for group in self.groups
-        ]
-        return [max(1000, CHUNK_BYTES // max(1, size)) for size in row_bytes]
+        return [rows_per_chunk(islice(arrays, len(group.batches))) for group in self.groups]
 
     def uniform_weights(self, rows: Sequence[Array]) -> tuple[Array, ...]:
         """Weights N/n of rows drawn evenly, for each group."""
@@ -255,6 +258,19 @@ class InMemory:
             return None
         rows = tuple([np.arange(n) for n in counts]) if subset is None else tuple(subset)
         return Minibatch(rows, self.resident), self._uniform_weights(counts)
+
+    def map_sum(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a function of all rows says; of rows in several places, the sum.
+
+        Parameters
+        ----------
+        function : callable
+            f(data, *arguments). It takes rows from ``data.chunks()``, and is pickled where these
+            aren't here: a function of a module, whose results can be added.
+        *arguments
+            Of the function. Among them ``data`` stands for the same rows.
+        """
+        return function(self, *arguments)
 
     def odd_values(self, minibatch: Minibatch | None = None) -> str:
         """Name missing or infinite values in the data of these rows, or of all; else return "".

@@ -17,6 +17,7 @@ from pymc_sghmc.rows.containers import (
     columns_of_frame,
     library_of,
 )
+from pymc_sghmc.rows.dask_loader import DaskLoader, is_of_dask
 from pymc_sghmc.rows.parquet_loader import ParquetFiles, ParquetLoader
 
 __all__ = ["known_form"]
@@ -41,18 +42,41 @@ def known_form(data: Any, containers: Mapping[str, Container]) -> Any:
             f"data= is of type {type(data).__name__}. Pass a dict of arrays by the names of the "
             f"model's containers, {quoted(containers)}."
         )
+    _refuse_other_collections(data)
     if column_names(data) is not None:
-        return columns_of_frame(data, containers)
-    if library_of(data) == "dask" or hasattr(data, "tocsr") or _is_array(data):
+        if is_of_dask(data):
+            return DaskLoader(data[_columns(data, containers)])
+        data = columns_of_frame(data, containers)
+    elif is_of_dask(data) or hasattr(data, "tocsr") or _is_array(data):
         if len(containers) != 1:
             raise ValueError(
                 f"data= is of type {type(data).__name__}, without a name. Pass a dict of arrays by "
                 f"the names of the model's containers, {quoted(containers)}."
             )
         data = {next(iter(containers)): data}
+    for value in data.values() if isinstance(data, Mapping) else ():
+        _refuse_other_collections(value)
+    if isinstance(data, Mapping) and any(map(is_of_dask, data.values())):
+        return DaskLoader(data)
     if isinstance(data, Mapping) and any(map(_lies_in_a_file, data.values())):
         return ArrayLoader(data)
     return data
+
+
+def _refuse_other_collections(value: Any) -> None:
+    """Refuse what Dask computes that has no rows in partitions."""
+    if library_of(value) == "dask" and not is_of_dask(value):
+        raise ValueError(
+            f"data= has Dask's {type(value).__name__}. Pass Dask arrays, data frames or their "
+            "columns, with an entry for each row."
+        )
+
+
+def _columns(frame: Any, containers: Mapping[str, Container]) -> list[str]:
+    """Return the names of the columns of a frame that containers take, each once."""
+    found = columns_of_containers(containers, column_names(frame) or [])
+    lists = [[names] if isinstance(names, str) else list(names) for names in found.values()]
+    return list(dict.fromkeys(name for names in lists for name in names))
 
 
 def _is_array(data: Any) -> bool:

@@ -55,6 +55,8 @@ class ParquetLoader:
     (10, [(4, 2), (4, 2), (2, 2)])
     """
 
+    is_only_a_place = True  # holds no rows: see `Source.for_another_host`
+
     def __init__(
         self,
         path: PathLike | list[PathLike] | tuple[PathLike, ...],

@@ -6,7 +6,7 @@ Knows rows, no gradients.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,12 +45,14 @@ class PoolDraw:
         Number of rows in the pool.
     scale : float
         Mean leverage, about: a row of no leverage has a third of its chance to be drawn.
+    seed : int, default 0
+        Of priorities. Draws that are added need different ones.
     """
 
-    def __init__(self, size: int, scale: float) -> None:
+    def __init__(self, size: int, scale: float, seed: int = 0) -> None:
         self.size = size
         self._scale = scale
-        self._rng = np.random.default_rng(0)
+        self._rng = np.random.default_rng(seed)
         self._least = 0.0  # priority below which no row is kept
         self._priorities: list[Array] = []
         self._leverages: list[Array] = []
@@ -68,6 +70,22 @@ class PoolDraw:
         self._n_kept += int(kept.sum())
         if self._n_kept > ROOM * self.size + 1:
             self._drop()
+
+    def __add__(self, other: "PoolDraw") -> "PoolDraw":
+        """Return a draw from the rows that were offered to both."""
+        total = PoolDraw(self.size, self._scale)
+        total._least = max(self._least, other._least)
+        total._priorities = self._priorities + other._priorities
+        total._leverages = self._leverages + other._leverages
+        total._rows = self._rows + other._rows
+        total._n_kept = self._n_kept + other._n_kept
+        total._drop()
+        return total
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._n_kept > self.size + 1:
+            self._drop()
+        return self.__dict__
 
     def _sizes(self, leverages: Array) -> Array:
         return 1.0 + 3.0 * leverages / (self._scale or 1.0)

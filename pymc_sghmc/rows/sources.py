@@ -5,8 +5,9 @@ Knows containers and rows, no gradients and no chains.
 
 import os
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from pymc_sghmc.rows.containers import (
     columns_of_frame,
 )
 from pymc_sghmc.rows.files import check_file, check_files
+from pymc_sghmc.rows.partitions import Partition, PartitionTask, Refusal
 from pymc_sghmc.rows.values import array_for, first_changed
 
 __all__ = ["Source", "given_arrays"]
@@ -102,12 +104,23 @@ class Source:
         self.must_repeat = False  # whether all passes need the same rows, in whatever order
         self._sums: dict[str, tuple[float, float]] | None = None  # of values, and of their sizes
         self.first: dict[str, Array] = None  # type: ignore[assignment]
-        blocks = self.blocks(np.random.default_rng(0))
-        block = next(blocks)
-        blocks.close()
-        self.block_rows = len(next(iter(block.values())))
+        self.has_partitions = hasattr(loader, "map_sum")
+        block = self._first_rows()
+        lengths = getattr(loader, "lengths", None)
+        self.block_rows = max(lengths) if lengths else len(next(iter(block.values())))
         self.first = {name: array[:1].copy() for name, array in block.items()}
         self.names = list(self.first)
+
+    def for_another_host(self) -> "Source":
+        """Return a source without rows, for pickles that are opened where these may not be.
+
+        Loaders that hold no rows themselves, as of files, stay.
+        """
+        bare = copy(self)
+        if not getattr(self.loader, "is_only_a_place", False):
+            bare.loader = _LeftBehind(type(self.loader).__name__)
+            bare.has_partitions = False
+        return bare
 
     @property
     def rows_per_pass(self) -> int:
@@ -134,10 +147,23 @@ class Source:
 
     def everything(self) -> dict[str, Array]:
         """Return copies of all rows, in the order of the loader."""
+        if self.has_partitions:
+            return self._from_partitions(None)
         return self._rows(np.arange(self.rows_per_pass))
+
+    def _first_rows(self) -> dict[str, Array]:
+        """Return some rows, checked."""
+        if self.has_partitions:
+            return self.checked(self.loader.head())
+        blocks = self.blocks(np.random.default_rng(0))
+        block = next(blocks)
+        blocks.close()
+        return block
 
     def _rows(self, numbers: Array) -> dict[str, Array]:
         """Return copies of the rows of these numbers, ascending, from one pass over the loader."""
+        if self.has_partitions:
+            return self._from_partitions(numbers)
         out = {
             name: np.empty((numbers.size, *row.shape[1:]), dtype=row.dtype)
             for name, row in self.first.items()
@@ -152,6 +178,11 @@ class Source:
         check_files(getattr(self.loader, "mapped_files", ()))
         return out
 
+    def _from_partitions(self, numbers: Array | None) -> dict[str, Array]:
+        """Return the rows of these numbers, ascending, or all of them, from where they are."""
+        chosen = self.map_sum(self.names, None, _chosen, numbers)
+        return dict(zip(self.names, chosen.arrays(), strict=True))
+
     def blocks(self, rng: np.random.Generator | None) -> Generator[dict[str, Array], None, None]:
         """Yield the blocks of one pass, in the loader's order or in one for ``rng`` if it has any.
 
@@ -164,7 +195,7 @@ class Source:
         sums = _Sums(with_sizes=self._sums is None)
         try:
             for block in self._unchecked(rng):
-                arrays = self._checked(block)
+                arrays = self.checked(block)
                 n = len(next(iter(arrays.values())))
                 seen += n
                 if seen > self.n_rows:
@@ -200,6 +231,44 @@ class Source:
                 "len count blocks? It (or total_size) must be the number of rows"
             )
 
+    def map_sum(
+        self, names: Sequence[str], pool: Any, function: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Return the sum over partitions of what a function says of their rows.
+
+        Parameters
+        ----------
+        names : list of str
+            Of containers, in the order of a partition's arrays.
+        pool : PoolPlan or None
+        function : callable
+            f(partition, *arguments).
+        *arguments
+        """
+        check = copy(self)
+        check.loader = None
+        task = PartitionTask(check, names, pool, function, arguments)
+        found = self.loader.map_sum(task)
+        if isinstance(found, Refusal):
+            raise found.error
+        if found.n_rows != self.n_rows:
+            raise StreamError(
+                f"data=: a pass over the partitions yields {found.n_rows} rows, and {self.n_rows} "
+                "before. Let them have the same rows in each pass, such as by persist()"
+            )
+        self.is_checked = True
+        if self.must_repeat:
+            self._compare(found.sums)
+        return found.value
+
+    def sums_of(self, rows: Mapping[str, Array]) -> "_Sums | None":
+        """Return sums by which passes are compared, if they are."""
+        if not self.must_repeat:
+            return None
+        sums = _Sums(with_sizes=self._sums is None)
+        sums.add(rows)
+        return sums
+
     def _compare(self, sums: "_Sums") -> None:
         """Refuse a pass whose values have another sum than those of the first one."""
         if self._sums is None:
@@ -219,7 +288,8 @@ class Source:
             return iter(self.loader)
         return shuffled(np.random.default_rng(0) if rng is None else rng)
 
-    def _checked(self, block: Any) -> dict[str, Array]:
+    def checked(self, block: Any) -> dict[str, Array]:
+        """Return a block's arrays by the names of containers."""
         values = self._by_name(block)
         if self.first is not None and values.keys() != self.first.keys():
             raise StreamError(
@@ -263,6 +333,20 @@ class Source:
         return array.astype(dtype)
 
 
+class _LeftBehind:
+    """Stands for a loader in a process that hasn't got its rows."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __iter__(self) -> NoReturn:
+        raise StreamError(
+            f"the rows of the {self._name} aren't here: a pickled step carries no more than its "
+            "pool. This chain had to read all of them, since it didn't begin near the mode. Sample "
+            "it where the data are, or start it where others end, by initvals"
+        )
+
+
 class _Sums:
     """Sums of the values in one pass, and of their sizes, by the names of containers."""
 
@@ -278,6 +362,43 @@ class _Sums:
             if self._with_sizes:
                 size = float(np.abs(array).sum(dtype=float))
                 self.sizes[name] = self.sizes.get(name, 0.0) + size
+
+    def __add__(self, other: "_Sums") -> "_Sums":
+        total = _Sums(self._with_sizes)
+        total.of = {name: value + other.of[name] for name, value in self.of.items()}
+        total.sizes = {name: value + other.sizes[name] for name, value in self.sizes.items()}
+        return total
+
+
+class _Chosen:
+    """Some rows of a source, in their order.
+
+    Parameters
+    ----------
+    parts : list of list of array
+        For each array, rows of successive partitions.
+    """
+
+    def __init__(self, parts: list[list[Array]]) -> None:
+        self._parts = parts
+
+    def __add__(self, other: "_Chosen") -> "_Chosen":
+        pairs = zip(self._parts, other._parts, strict=True)
+        return _Chosen([mine + others for mine, others in pairs])
+
+    def arrays(self) -> list[Array]:
+        """Return the rows of each array."""
+        return [np.concatenate(parts) for parts in self._parts]
+
+
+def _chosen(partition: Partition, numbers: Array | None) -> _Chosen:
+    """Return those rows of a partition whose numbers, ascending, are asked for; None: all."""
+    if numbers is None:
+        return _Chosen([[array] for array in partition.arrays])
+    ends = partition.start, partition.start + partition.n_rows[0]
+    first, last = np.searchsorted(numbers, ends)
+    rows = numbers[first:last] - partition.start
+    return _Chosen([[array[rows]] for array in partition.arrays])
 
 
 def _container(containers: Mapping[str, Container], name: str) -> Container:

@@ -15,7 +15,7 @@ import xarray as xr
 
 from pymc_sghmc.checks import quoted
 from pymc_sghmc.protocols import Array
-from pymc_sghmc.rows.containers import Container, StreamError, column_names, library_of
+from pymc_sghmc.rows.containers import Container, StreamError, column_names
 
 __all__ = ["array_for", "first_changed"]
 
@@ -140,12 +140,6 @@ def _in_order_of_labels(what: str, names: list[Any], labels: Sequence[Any]) -> l
 
 def _plain(what: str, value: Any, container: Container | None = None) -> Any:
     """Return any form of array as NumPy's, or as pandas' if it is categorical."""
-    lazy = library_of(value) == "dask" or getattr(value, "chunks", None) is not None
-    if lazy and library_of(value) in ("dask", "xarray"):
-        raise StreamError(
-            f"{what} is computed by Dask. Pass value.compute() if the rows fit into memory, or "
-            "write them to Parquet or Zarr, and pass a loader"
-        )
     if hasattr(value, "tocsr"):
         raise StreamError(
             f"{what} is a sparse array, of which no rows can be drawn. Pass value.toarray()"

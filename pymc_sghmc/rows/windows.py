@@ -6,7 +6,7 @@ use the next is read in the background. So every row comes up once in each pass,
 chain is its seed and how many minibatches it has drawn. Knows loaders and rows, no gradients.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -153,6 +153,12 @@ class Streamed(InMemory):
             n = len(arrays[0])
             for start in range(0, n, step):
                 yield Chunk(window, 0, np.arange(start, min(start + step, n)), weight, arrays)
+
+    def map_sum(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a function of all rows says, as a sum over partitions if there are any."""
+        if self.source.has_partitions:
+            return self.source.map_sum(self.names, self.pool, function, *arguments)
+        return super().map_sum(function, *arguments)
 
     def at_once(
         self, subset: Sequence[Array] | None = None

@@ -1,8 +1,10 @@
-"""One copy of large arrays for all processes, in whatever way these start.
+"""One copy of large arrays for all processes of a run, in whatever way these start.
 
 Forked processes see the arrays of their parent. Spawned ones get pickles, and a pickled array is
 one more copy in each process: here the pickle holds a handle, a place in a file from which the
-processes map the same memory. Knows arrays, files and pickles; no gradients, no steps, no chains.
+processes map the same memory. All other pickles hold the arrays themselves, so that they can be
+opened later, and on another machine. Knows arrays, files and pickles; no gradients, no steps, no
+chains.
 """
 
 import errno
@@ -22,6 +24,7 @@ from typing import IO, Any, Literal, NamedTuple
 import cloudpickle
 import numpy as np
 
+from pymc_sghmc.compat import pickles_for_chains
 from pymc_sghmc.memory import memory_owner
 
 __all__ = ["ByHandle", "Handle", "attach", "dumps", "loads", "share"]
@@ -122,14 +125,21 @@ def attach(shared: np.ndarray | Handle) -> np.ndarray:
     return mapped.view(np.ndarray)
 
 
-def dumps(value: Any, apart: Sequence[Any] = ()) -> bytes:
-    """Pickle with cloudpickle, with handles in place of all large arrays, for `loads`.
+def dumps(value: Any, apart: Sequence[Any] = (), by_handle: bool = True) -> bytes:
+    """Pickle with cloudpickle, for `loads`.
 
-    For processes that run at the same time: a handle holds while this one has the array. Objects
-    ``apart`` aren't in the pickle, wherever ``value`` refers to them.
+    Parameters
+    ----------
+    value : object
+    apart : sequence of object
+        Aren't in the pickle, wherever ``value`` refers to them.
+    by_handle : bool, default True
+        Whether handles take the place of all large arrays. They hold while this process has the
+        arrays. Without them an object that has ``for_another_host`` gives what is pickled for it.
     """
     file = io.BytesIO()
-    _Pickler(file, apart).dump(value)
+    pickler = _ByHandlePickler if by_handle else _ByValuePickler
+    pickler(file, apart).dump(value)
     return file.getvalue()
 
 
@@ -139,9 +149,9 @@ def loads(pickled: bytes, apart: Sequence[Any] = ()) -> Any:
 
 
 class ByHandle:
-    """A step method whose large arrays go to other processes as handles.
+    """A step method whose large arrays go to the processes of its run as handles.
 
-    These are in a pickle within the pickle, as only its own pickler knows of handles. The
+    All else is in a pickle within the pickle, as only its own pickler knows of handles. The
     variables, which hold no numbers, are outside: in ``cloudpickle.dumps((model, step))`` they are
     the model's.
     """
@@ -152,7 +162,8 @@ class ByHandle:
 
     def __reduce__(self) -> tuple[Any, ...]:
         variables = tuple(self.vars)
-        return _rebuild, (type(self), dumps(self._attributes(), variables), variables)
+        pickled = dumps(self._attributes(), variables, by_handle=pickles_for_chains())
+        return _rebuild, (type(self), pickled, variables)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ByHandle":
         copied = object.__new__(type(self))
@@ -181,9 +192,18 @@ class _Pickler(cloudpickle.Pickler):
     def persistent_id(self, obj: Any) -> int | None:
         return self.places.get(id(obj))
 
+
+class _ByHandlePickler(_Pickler):
     def reducer_override(self, obj: Any) -> Any:
         shared = share(obj) if isinstance(obj, np.ndarray) else obj
         return super().reducer_override(obj) if shared is obj else (attach, (shared,))
+
+
+class _ByValuePickler(_Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, type) and hasattr(obj, "for_another_host"):
+            return obj.for_another_host().__reduce_ex__(4)
+        return super().reducer_override(obj)
 
 
 class _Unpickler(pickle.Unpickler):

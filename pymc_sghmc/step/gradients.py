@@ -96,8 +96,8 @@ def _rows_elsewhere(
     integrated: Sequence[pt.TensorVariable],
 ) -> _RowsElsewhere:
     """Read the rows that ``data`` has, or some of them where a pool is to stand for all."""
-    data = known_form(data, containers)
     begin_phase("reading rows")
+    data = known_form(data, containers)
     if isinstance(data, Mapping):
         arrays = given_arrays(containers, data)
         may_be_drawn = isinstance(pool, int) or is_on_disk(arrays)

@@ -196,14 +196,16 @@ def second_order_noise(
     points = [fit.mean + far * T * around.to_theta(x) for far in (1.0, 2.0) for x in z]
     variances = _second_order_variances(second, points, metric)
     # on a Gaussian the force falls off by z sds from the mean to there
-    passes = second.passes
-    here = around.pull_back(passes.log_density(second.anchor.position)[1])
-    growth = 0.0
-    for x in z[:N_GROWTH]:
-        far = second.anchor.position + (2 * T * around.to_theta(x)).astype(second.density.dtype)
-        there = around.pull_back(passes.log_density(far)[1])
-        change = np.linalg.norm((there - here) / (2 * T) + x) / np.linalg.norm(x)
-        growth = max(growth, float(change))
+    centre = second.anchor.position
+    ends = [
+        centre + (2 * T * around.to_theta(x)).astype(second.density.dtype) for x in z[:N_GROWTH]
+    ]
+    gradients = second.passes.gradients_at([centre, *ends], lambda i: None)  # in one read
+    here, *there = [around.pull_back(gradient) for gradient in gradients]
+    growth = max(
+        float(np.linalg.norm((force - here) / (2 * T) + x) / np.linalg.norm(x))
+        for force, x in zip(there, z, strict=False)
+    )
     limit = FARTHEST_LEARNING_RATE if growth <= MOST_GROWTH else MAX_LEARNING_RATE
     return SecondOrderNoise(
         near=variances[:N_EXACT].mean(axis=0),

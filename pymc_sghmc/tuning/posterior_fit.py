@@ -34,6 +34,7 @@ WIDEN = 100  # the most by which a new look at the curvature may widen a scale
 STEEP = 1.0  # slope of log p over one posterior sd that no mode has
 WALL = 5.0  # times the fall that its slope promised: what energy counts for where it is infinite
 MOST_STEPS = 4  # of Newton's method on all rows
+MOST_SHRUNK = 0.2  # of the step before, with which steps are known to lead to the mode
 NEAR = 0.1  # distance of a good mean from the mode, in posterior standard deviations
 
 
@@ -177,15 +178,20 @@ def _at_mode_of_all(counted: CountedPasses, x: Array, metric: Metric) -> Array:
     """Go from the mode of a subset to that of all rows.
 
     Newton's steps with the subset's curvature, each of which leaves a share of the way that is as
-    small as the two curvatures differ. Where they don't lead there, L-BFGS does.
+    small as the two curvatures differ. Two steps tell that share, and with it whether a third would
+    be worth reading all rows. Where they don't lead there, L-BFGS does.
     """
     level, grad = counted(x, None)
     there = x
+    length = np.inf
     for _ in range(MOST_STEPS):
         step = metric.pull_back(grad)
-        if not np.abs(step).max() >= NEAR / 2:
+        last, length = length, float(np.abs(step).max())
+        if not length >= NEAR / 2:
             return there
         there = there + metric.to_theta(step)
+        if length < MOST_SHRUNK * last < np.inf and length**2 / last < NEAR / 20:
+            return there
         before, (level, grad) = level, counted(there, None)
         if not (level >= before and np.isfinite(grad).all()):
             break
