@@ -167,6 +167,11 @@ class InMemory:
         return 1.0
 
     @property
+    def n_reads(self) -> int | None:
+        """How often all rows were read so far; None where they are in memory."""
+        return None
+
+    @property
     def threads(self) -> int | None:
         """How many work on chunks of a pass; None: as many as there are."""
         return None

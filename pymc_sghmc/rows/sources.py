@@ -100,6 +100,7 @@ class Source:
         size = getattr(loader, "batch_size", None) if getattr(loader, "drop_last", True) else None
         self.dropped = self.n_rows % size if isinstance(size, int) and size > 0 else 0
         self.containers = containers
+        self.n_passes = 0  # over all rows, so far
         self.is_checked = False  # whether all values were looked at, in one pass
         self.must_repeat = False  # whether all passes need the same rows, in whatever order
         self._sums: dict[str, tuple[float, float]] | None = None  # of values, and of their sizes
@@ -222,6 +223,7 @@ class Source:
             )
         if seen >= self.rows_per_pass:
             self.is_checked = True
+            self.n_passes += 1
             if self.must_repeat and not self.dropped:
                 self._compare(sums)
         else:
@@ -257,6 +259,7 @@ class Source:
                 "before. Let them have the same rows in each pass, such as by persist()"
             )
         self.is_checked = True
+        self.n_passes += 1
         if self.must_repeat:
             self._compare(found.sums)
         return found.value

@@ -89,6 +89,11 @@ class Streamed(InMemory):
         return self.source.n_rows
 
     @property
+    def n_reads(self) -> int:
+        """How often all rows were read so far."""
+        return self.source.n_passes
+
+    @property
     def threads(self) -> int | None:
         """How many work on a pass: with more than one it may hold three windows instead of two."""
         return 1 if self.pool is None else None

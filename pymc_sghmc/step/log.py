@@ -51,7 +51,7 @@ def log_setup(
         f"{_gradient(tuner, tuning)}{_integrated_out(tuner)}, predicted bias of the variances "
         f"{round(100 * tuning.bias, 1) + 0.0:.1f} %. Setting up took {display.total:.1f} s, "
         f"{display.compiling:.1f} s of them for building and compiling functions, and "
-        f"{display.passes:.0f} passes over the data."
+        f"{_passes(display.passes, tuner.gradient.data.n_reads)}."
     )
     _log.debug(f"{sampler}: {_settings(tuner, setup.metric.kind, tuning, learning_rate)}.")
     is_too_noisy = tuner.gradients[2] is not None and setup.noise.second_order is None
@@ -66,6 +66,13 @@ def log_setup(
             "the noise of so many isn't known well. Raise batch_size if that matters."
         )
     _log_size_of_effects(sampler, tuner, recovers)
+
+
+def _passes(passes: float, n_reads: int | None) -> str:
+    """Say how often all rows were evaluated, and how often a source was read for that."""
+    if n_reads is None:
+        return f"{passes:.0f} passes over the data"
+    return f"{n_reads} passes over the data, which evaluated each row {passes:.0f} times"
 
 
 def log_rows_elsewhere(sampler: str, n_rows: int) -> None:
