@@ -25,7 +25,9 @@ class ParquetLoader:
     ----------
     path : str, path, or list of these
         A file, a folder of ``*.parquet`` files, or several files. Folders in it that are named
-        ``key=value``, as Hive and Spark write them, are read, too, and ``key`` is a column.
+        ``key=value``, as Hive and Spark write them, are read, too, and ``key`` is a column. Object
+        stores have addresses such as ``s3://bucket/folder``: PyArrow opens them itself, or by
+        fsspec where that is installed.
     columns : dict of {str: str or list of str}
         Columns by the names of the model's ``pm.Data``: one column for an array of one axis, or a
         list of columns for an array of two.
@@ -100,7 +102,7 @@ class ParquetLoader:
     def _blocks(self, groups: Iterable[tuple["ParquetFile", int]]) -> Iterator[Block]:
         for file, group in groups:
             names = [name for name in self._column_names() if name not in file.keys]
-            with opened(file.path) as reader:
+            with opened(file.path, file.filesystem) as reader:
                 batches = reader.iter_batches(
                     self.block_rows, row_groups=[group], columns=names, use_threads=False
                 )
@@ -127,6 +129,7 @@ class ParquetFile(NamedTuple):
     """One file of Parquet data."""
 
     path: str
+    filesystem: Any  # of PyArrow, in which the path leads to it
     n_groups: int  # of rows
     n_rows: int
     keys: dict[str, Any]  # columns that its folders name, as in year=2024/month=1
@@ -144,13 +147,14 @@ class ParquetFiles(NamedTuple):
         _parquet()
         paths = [path] if isinstance(path, str | os.PathLike) else list(path)
         keys: dict[str, dict[str, str]] = {}
+        filesystems = {}
         for top in [os.fspath(entry) for entry in paths]:
-            if os.path.isdir(top):
-                keys |= _in_folder(top)
-            elif os.path.exists(top):
-                keys[top] = {}
-            else:
+            filesystem, place = _filesystem(top)
+            found = _found(filesystem, place)
+            if found is None:
                 raise ValueError(f"data=: there is no file or folder {top!r}. Correct the path.")
+            keys |= found
+            filesystems |= dict.fromkeys(found, filesystem)
         if not keys:
             raise ValueError(
                 f"ParquetLoader({path!r}): the folder has no *.parquet files. Pass a folder "
@@ -160,27 +164,69 @@ class ParquetFiles(NamedTuple):
         files = []
         names: dict[str, None] = {}
         for i, (file, texts) in enumerate(keys.items()):
-            with opened(file) as reader:
+            with opened(file, filesystems[file]) as reader:
                 metadata, columns = reader.metadata, reader.schema_arrow.names
             own = {name: values[name][text] for name, text in texts.items()}
-            files.append(ParquetFile(file, metadata.num_row_groups, metadata.num_rows, own))
+            files.append(
+                ParquetFile(
+                    path=file,
+                    filesystem=filesystems[file],
+                    n_groups=metadata.num_row_groups,
+                    n_rows=metadata.num_rows,
+                    keys=own,
+                )
+            )
             here = dict.fromkeys([*columns, *own])
             names = here if i == 0 else {name: None for name in names if name in here}
         return cls(files, list(names))
 
 
-def _in_folder(top: str) -> dict[str, dict[str, str]]:
-    """Find the files in a folder and in folders named key=value in it, and these keys."""
+def _filesystem(path: str) -> tuple[Any, str]:
+    """Return PyArrow's filesystem of a path or an address, and where the path leads in it."""
+    import pyarrow as pa
+
+    from pyarrow import fs
+
+    if "://" not in path:
+        return fs.LocalFileSystem(), path
+    try:
+        filesystem, place = fs.FileSystem.from_uri(path)
+    except pa.ArrowInvalid as error:  # of a kind that PyArrow doesn't know
+        try:
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+        except ImportError:
+            raise ValueError(
+                f"data=: PyArrow can't open {path!r} by itself. Install fsspec and its filesystem "
+                f"for this kind of address. ({error})"
+            ) from None
+        of_fsspec, place = url_to_fs(path)
+        filesystem = fs.PyFileSystem(fs.FSSpecHandler(of_fsspec))
+    return filesystem, place
+
+
+def _found(filesystem: Any, top: str) -> dict[str, dict[str, str]] | None:
+    """Find the files at a place, and the keys of folders that are named key=value; None: nothing.
+
+    Folders with other names in a folder aren't looked into.
+    """
+    from pyarrow import fs
+
+    info = filesystem.get_file_info(top)
+    if info.type == fs.FileType.NotFound:
+        return None
+    if info.type == fs.FileType.File:
+        return {top: {}}
     found = {}
-    for folder, folders, files in os.walk(top):
-        folders[:] = sorted(name for name in folders if "=" in name)
-        parts = os.path.relpath(folder, top).split(os.sep)
-        pairs = [part.partition("=") for part in parts if "=" in part]
-        keys = {key: unquote(value) for key, _, value in pairs}
-        for name in sorted(files):
-            if name.endswith(".parquet"):
-                found[os.path.join(folder, name)] = keys
-    return found
+    for entry in filesystem.get_file_info(fs.FileSelector(top, recursive=True)):
+        *folders, name = entry.path[len(info.path) :].strip("/").split("/")
+        pairs = [folder.partition("=") for folder in folders]
+        if (
+            entry.type == fs.FileType.File
+            and name.endswith(".parquet")
+            and all(p[1] for p in pairs)
+        ):
+            found[entry.path] = {key: unquote(value) for key, _, value in pairs}
+    return dict(sorted(found.items()))
 
 
 def _typed(keys: Iterable[dict[str, str]]) -> dict[str, dict[str, Any]]:
@@ -202,11 +248,11 @@ def _numbers(texts: set[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def opened(path: str) -> Iterator[Any]:
+def opened(path: str, filesystem: Any) -> Iterator[Any]:
     """Open a Parquet file, or say what is wrong with it."""
     parquet = _parquet()
     try:
-        file = parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path, filesystem=filesystem)
     except ValueError as error:  # pyarrow.ArrowInvalid
         raise ValueError(
             f"data=: {path} isn't a file of Parquet data. Read it into a data frame and pass that, "

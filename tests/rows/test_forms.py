@@ -122,6 +122,18 @@ def parquet(path, keep_index=False, **changes):
     return path / "rows.parquet"
 
 
+def in_a_store(path):
+    """A folder key=value in fsspec's store in memory, which stands for others."""
+    fsspec = pytest.importorskip("fsspec")
+    store = fsspec.filesystem("memory")
+    for part, rows in enumerate(np.array_split(np.arange(N), 3)):
+        place = f"/{path.name}/trial/part={part}"
+        store.mkdirs(place)
+        with store.open(f"{place}/rows.parquet", "wb") as file:
+            frame().iloc[rows].to_parquet(file)
+    return f"memory://{path.name}/trial"
+
+
 def hive(path):
     pytest.importorskip("pyarrow")
     frame().to_parquet(path / "rows", partition_cols=["clinic", "dose"])
@@ -300,6 +312,9 @@ FORMS = [
     ("Parquet: times", lambda path: parquet(path, y=[datetime.datetime(2020, 1, 1)] * N), "holds dates or times"),
     ("Parquet: lists", lambda path: parquet(path, y=[[1.0, 2.0]] * N), "holds objects"),
     ("Parquet: no file", lambda path: path / "none.parquet", "no file or folder"),
+    ("Parquet: an address", lambda path: parquet(path).as_uri(), WORKS),
+    ("Parquet: an object store", in_a_store, WORKS),
+    ("Parquet: no file in a store", lambda path: pytest.importorskip("fsspec") and "memory://none.parquet", "no file or folder"),
     ("a CSV file", csv, "isn't a file of Parquet data"),
     ("Dask: an array", lambda path: dask(lambda da, dd: with_(y=da.from_array(Y, chunks=7))), WORKS),
     ("Dask: arrays in other chunks", lambda path: dask(lambda da, dd: {"X": da.from_array(X, chunks=(11, 1)), "y": da.from_array(Y, chunks=7), "clinic": da.from_array(CLINIC, chunks=N)}), WORKS),
