@@ -147,7 +147,7 @@ class ParquetFiles(NamedTuple):
         _parquet()
         paths = [path] if isinstance(path, str | os.PathLike) else list(path)
         keys: dict[str, dict[str, str]] = {}
-        filesystems = {}
+        filesystems: dict[str, Any] = {}
         for top in [os.fspath(entry) for entry in paths]:
             filesystem, place = _filesystem(top)
             found = _found(filesystem, place)

@@ -32,6 +32,7 @@ INTERNAL = {
     "measuring the noise of gradients": "a phase of set-up, which is shown",
     "setting up task fields sampler": "a phase of set-up, which is shown",
     "from a pool of": "part of the line on settings",
+    "passes over the data": "part of the line on settings",
     "gradients of all data": "a line of the bias report that needs no explanation",
     "Temperatures target 1": "a heading in the bias report",
     "on average": "part of the sentence on standard deviations in the bias report",
