@@ -8,7 +8,7 @@ import warnings
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -91,21 +91,14 @@ class Passes:
 
     def first_row_not_finite(self, position: Array) -> int | None:
         """Return the number of the first row at hand whose log-likelihood isn't finite, if any."""
-
-        def is_finite(group: int, rows: Array) -> bool:
-            return bool(np.isfinite(self.of_rows(position, group, rows)[0]))
-
         subset = [np.arange(n) for n in self.data.n_at_hand]
-        with np.errstate(all="ignore"):
-            for chunk in self.data.chunks(subset):
-                rows = chunk.rows
-                if is_finite(chunk.group, rows):
-                    continue
-                while rows.size > 1:
-                    half = rows[: rows.size // 2]
-                    rows = rows[half.size :] if is_finite(chunk.group, half) else half
-                return int(rows[0])
-        return None
+        found = _not_finite(self.data, self.density, position, subset)
+        return found[0].number if found else None
+
+    def row_not_finite(self, position: Array) -> dict[str, Array] | None:
+        """Return a row of a source whose log-likelihood isn't finite, if any, by container."""
+        found = self.data.map_sum(_not_finite, self.density, position)
+        return dict(zip(self.data.names, found[0].values, strict=True)) if found else None
 
     def likelihood(
         self, position: Array, subset: Sequence[Array] | None = None
@@ -263,6 +256,34 @@ def _of_chunk(
     """Log-likelihood and gradient of a chunk's rows, each with a weight."""
     minibatch = data.part(chunk.group, chunk.rows)._replace(arrays=chunk.arrays)
     return _weighted(density, position, 0.0, minibatch, (chunk.group, weight))
+
+
+class _Row(NamedTuple):
+    """A row of one group."""
+
+    number: int
+    values: list[Array]  # of each array
+
+
+def _not_finite(
+    data: Rows, density: Density, position: Array, subset: Sequence[Array] | None = None
+) -> list[_Row]:
+    """Return the first row whose log-likelihood isn't finite; nothing where there is none."""
+
+    def is_finite(chunk: Chunk, rows: Array) -> bool:
+        part = chunk._replace(rows=rows)
+        return bool(np.isfinite(_of_chunk(data, density, position, part, 1.0)[0]))
+
+    with np.errstate(all="ignore"):
+        for chunk in data.chunks() if subset is None else data.chunks(subset):
+            rows = chunk.rows
+            if is_finite(chunk, rows):
+                continue
+            while rows.size > 1:
+                half = rows[: rows.size // 2]
+                rows = rows[half.size :] if is_finite(chunk, half) else half
+            return [_Row(int(rows[0]), [array[rows[0]] for array in chunk.arrays])]
+    return []
 
 
 class _Windows:

@@ -96,6 +96,7 @@ class InMemory:
     """
 
     files: Sequence[MappedFile] = ()
+    names: Sequence[str] = ()  # of the containers that a source fills
     rows_of_each = 1.0  # what is drawn: rows, or units of so many on average
     pool: PoolPlan | None = None  # from which minibatches are drawn, where not all are at hand
     number = 0  # of the part of all rows that these are: see `map_sum`

@@ -1,5 +1,6 @@
 """Why a chain can't go on: which parameter, which rows, and what to do. Changes nothing."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,8 @@ def _of_row(error: Any, tuner: Any) -> str:
     data = tuner.gradient.data
     if not np.isfinite(error.position).all() or data.rows_of_each > 1:
         return ". Check the data for values that the likelihood doesn't allow"
+    if data.n_reads is not None:
+        return _of_row_elsewhere(tuner.gradient.passes.row_not_finite(error.position))
     row = tuner.gradient.passes.first_row_not_finite(error.position)
     if row is None:
         return ". Check the model with model.debug()"
@@ -69,6 +72,21 @@ def _of_row(error: Any, tuner: Any) -> str:
         f": the log-likelihood of row {row} is not finite there. Does the likelihood allow the "
         "values of this row? Correct or drop such rows"
     )
+
+
+def _of_row_elsewhere(row: Mapping[str, np.ndarray] | None) -> str:
+    """Show a row of a source, whose order may be another in each pass."""
+    if row is None:
+        return ". Check the model with model.debug(), which sees the rows that it holds"
+    shown = "; ".join(f"{name}={_shown(values)}" for name, values in row.items())
+    return (
+        f": the log-likelihood of this row of the data is not finite there: {shown}. Does the "
+        "likelihood allow these values? Correct or drop such rows"
+    )
+
+
+def _shown(values: np.ndarray) -> str:
+    return np.array2string(np.asarray(values), precision=6, threshold=6, edgeitems=2)
 
 
 def _where(error: Any, unknowns: Unknowns) -> str:

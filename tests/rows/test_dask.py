@@ -226,6 +226,19 @@ def test_a_missing_value_in_one_partition_is_refused():
         SGHMC(data=data, pool=POOL, model=MODEL, compile_kwargs=FAST)
 
 
+@pytest.mark.parametrize("form", [DaskLoader, ArrayLoader])
+def test_a_row_that_the_likelihood_does_not_allow_is_shown(form):
+    values = Y.astype(float)
+    values[45_000] = -3.0
+    with pm.Model():
+        rate = pm.HalfNormal("rate", 1)
+        pm.Poisson("likelihood", rate, observed=pm.Data("y", values[:10]))
+        data = form({"y": da.from_array(values, chunks=9000) if form is DaskLoader else values})
+        step = SGHMC(data=data, pool=POOL, compile_kwargs=FAST)
+        with pytest.raises(pm.exceptions.SamplingError, match=r"not finite there: y=-3"):
+            pm.sample(step=step, **DRAWS)
+
+
 def test_rows_that_change_from_pass_to_pass_are_refused():
     passes = iter(range(100))
     noisy = arrays()["X"].map_blocks(lambda block: block + 1e-3 * next(passes), dtype=float)
