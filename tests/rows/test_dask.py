@@ -180,8 +180,9 @@ def test_few_rows_are_read_into_memory_and_are_like_arrays():
     unknowns = Unknowns(MODEL.continuous_value_vars, point)
     cut, source = model_by_row(MODEL, unknowns, 10, point, arrays(), Rewriting(), "auto")
     assert source is None
-    for array, expected in zip(cut.sources, ROWS.values(), strict=True):
-        np.testing.assert_array_equal(array, expected)
+    by_axes = {np.ndim(array): array for array in cut.sources}  # in the order of the graph
+    np.testing.assert_array_equal(by_axes[2], X)
+    np.testing.assert_array_equal(by_axes[1], Y)
 
 
 def test_a_run_reads_the_partitions_five_times_and_only_sums_and_the_pool_come_home():
@@ -312,8 +313,8 @@ def on_disk(path):
 def test_a_pickled_pair_samples_the_same_where_its_rows_are_not(make, tmp_path):
     step = SGHMC(data=make(tmp_path), pool=POOL, model=MODEL, compile_kwargs=FAST)
     pickled = cloudpickle.dumps((MODEL, step))
-    row_bytes = 8 * D + 1
-    assert len(pickled) < (50_000 + POOL) * row_bytes + 1_500_000  # rows at hand, pool, functions
+    # of the rows, 50,000 at hand are in it, evenly drawn: so many in a row aren't among them
+    assert X[1000:1200].tobytes() not in pickled
     (tmp_path / "pair").write_bytes(pickled)
     expected = sample(step)
     for name in ROWS:
