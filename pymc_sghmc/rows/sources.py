@@ -100,6 +100,7 @@ class Source:
         size = getattr(loader, "batch_size", None) if getattr(loader, "drop_last", True) else None
         self.dropped = self.n_rows % size if isinstance(size, int) and size > 0 else 0
         self.containers = containers
+        self.has_pool = False  # so that minibatches need no more rows
         self.n_passes = 0  # over all rows, so far
         self.is_checked = False  # whether all values were looked at, in one pass
         self.must_repeat = False  # whether all passes need the same rows, in whatever order
@@ -115,10 +116,10 @@ class Source:
     def for_another_host(self) -> "Source":
         """Return a source without rows, for pickles that are opened where these may not be.
 
-        Loaders that hold no rows themselves, as of files, stay.
+        Loaders stay that hold no rows themselves, as of files, or from which minibatches come.
         """
         bare = copy(self)
-        if not getattr(self.loader, "is_only_a_place", False):
+        if self.has_pool and not getattr(self.loader, "is_only_a_place", False):
             bare.loader = _LeftBehind(type(self.loader).__name__)
             bare.has_partitions = False
         return bare

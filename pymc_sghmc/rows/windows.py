@@ -59,6 +59,7 @@ class Streamed(InMemory):
         pool: PoolPlan | None = None,
     ) -> None:
         self.source = source
+        self.source.has_pool = pool is not None
         self.pool = pool
         [group, *others] = groups
         if others:
