@@ -35,6 +35,7 @@ from pymc_sghmc.rows.sources import Source, given_arrays
 __all__ = ["predict_in_blocks"]
 
 BLOCK_BYTES = 2**26  # of predictions in memory at a time
+FEW_ROWS = 1000  # that tell data from others
 NAME = "predict_in_blocks"
 
 
@@ -127,6 +128,8 @@ def predict_in_blocks(
         "block_rows": block_rows,
         "variables": names,
         "draws_digest": draws.digest(),
+        "rows_digest": rows.digest(),
+        "model_digest": hashlib.sha256(model.str_repr().encode()).hexdigest()[:16],
     }
     store = PredictionStore(path, NAME, made_of, random_seed)
     with _old_values(model):
@@ -186,6 +189,20 @@ class _Rows:
             for name in self._containers.keys() - taken.keys() - set(self._names)
             if self._containers[name].shape[:1] and self._containers[name].shape[0] in in_model
         ]
+
+    def digest(self) -> str:
+        """Return what tells these rows from others: a hash of some of them."""
+        n_few = min(self.n, FEW_ROWS)
+        if self._reader is None:
+            few = np.linspace(0, self.n - 1, n_few).astype(int)
+            arrays: Sequence[Array] = [self._arrays[name][few] for name in self._names]
+        else:
+            arrays = self._reader.read(0, n_few)
+        digest = hashlib.sha256()
+        for name, array in zip(self._names, arrays, strict=True):
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(array))
+        return digest.hexdigest()[:16]
 
     def put(self, start: int, stop: int) -> None:
         """Put some rows into the model's containers."""

@@ -112,6 +112,9 @@ def test_an_interrupted_store_is_completed_and_the_seed_decides(tmp_path, monkey
     for _ in range(2):
         rest = predicted(idata, sales(), NEW, tmp_path / "b", **names, **OPTIONS)
         xr.testing.assert_identical(rest, whole)
+    for other_rows in ({**NEW, "X": X + 1.0}, ArrayLoader({**NEW, "shop": SHOP[::-1].copy()})):
+        with pytest.raises(ValueError, match="holds something else than these predictions"):
+            predict_in_blocks(idata, sales(), other_rows, tmp_path / "b", **names, **OPTIONS)
     names["random_seed"] = 4
     with pytest.raises(ValueError, match="holds something else than these predictions"):
         predict_in_blocks(idata, sales(), NEW, tmp_path / "b", **names, **OPTIONS)
