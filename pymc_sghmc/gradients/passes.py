@@ -78,6 +78,7 @@ class Passes:
         self.data = data
         self.order_is_checked = False
         self.second_derivatives: SecondDerivatives | None = None  # where Hessians are exact
+        self.second_derivatives_are_known = False  # whether there are any
 
     def prior(self, position: Array) -> tuple[Array, Array]:
         """Log-density and gradient of all but the likelihoods that are cut into minibatches."""

@@ -205,7 +205,9 @@ def second_order(gradient: MinibatchGradient) -> AroundExpansion:
     for rewrite in density.rewrites:
         if (own := rewrite.second_order(gradient)) is not None:
             return own
-    derivatives = gradient.passes.second_derivatives or second_derivatives(density)
+    derivatives = gradient.passes.second_derivatives
+    if derivatives is None and not gradient.passes.second_derivatives_are_known:
+        derivatives = second_derivatives(density)
     if derivatives is None:
         raise NotApplicable(NO_PREDICTORS)
     data = gradient.data

@@ -39,7 +39,7 @@ from pymc_sghmc.rows.sources import Source, given_arrays
 from pymc_sghmc.step.setup_display import COMPILING
 from pymc_sghmc.step.warn import refuse_single_rows
 
-__all__ = ["gradients", "model_by_row", "pool_of"]
+__all__ = ["compile_second_derivatives", "gradients", "model_by_row", "pool_of"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
@@ -161,9 +161,7 @@ def gradients(
     density = LogDensity(rows, given["compile_kwargs"])
     pool = None if source is None else _pool_plan(source, density, given)
     plain = minibatch_gradient(rows, density, source, given["replace"], pool)
-    if not effects:  # whose rows are clusters
-        plain.passes.second_derivatives = second_derivatives(density)
-    elif density.given_types and not given["recover"]:
+    if effects and density.given_types and not given["recover"]:
         others = quoted(name for name, _ in density.given_types)
         raise ValueError(
             f"recover=False with marginalize={given['marginalize']!r}: other steps sample "
@@ -173,6 +171,18 @@ def gradients(
         _use_given_centring(density, centring)
     advise_to_integrate_out(model, given, point, unknowns, plain)
     return plain, _control_variates(plain, given["gradient"], given["batch_size"])
+
+
+def compile_second_derivatives(gradient: MinibatchGradient) -> None:
+    """Compile what exact Hessians are made of, unless it is there; rows of clusters have none.
+
+    A step that is given all of its settings makes no fit, and needs no Hessian.
+    """
+    passes = gradient.passes
+    if passes.second_derivatives_are_known or gradient.density.graph.model.is_clustered:
+        return
+    passes.second_derivatives = second_derivatives(gradient.density)
+    passes.second_derivatives_are_known = True
 
 
 def pool_of(given: Mapping[str, Any]) -> int | str | None:
@@ -252,6 +262,7 @@ def _control_variates(
     begin_phase(f"{COMPILING} control variates")
     second = None
     if kind in ("auto", "second_order"):
+        compile_second_derivatives(plain)
         try:
             second = second_order(plain)
         except NotApplicable as reason:

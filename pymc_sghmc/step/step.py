@@ -38,7 +38,7 @@ from pymc_sghmc.step.arguments import SharedArguments, checked, compared, schedu
 from pymc_sghmc.step.chain import Chain, StochasticGradientState
 from pymc_sghmc.step.draw import STATISTICS, Draw, DrawLoop
 from pymc_sghmc.step.explain import explanation, stop_message
-from pymc_sghmc.step.gradients import gradients
+from pymc_sghmc.step.gradients import compile_second_derivatives, gradients
 from pymc_sghmc.step.improper import warn_of_improper_posterior
 from pymc_sghmc.step.log import log_rows_elsewhere, log_setup, log_windows
 from pymc_sghmc.step.progress import make_progressbar_update_functions, progressbar_config
@@ -189,6 +189,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
     def _prepare(self):
         """Set up for chains from the initial point; return their settings, if there are any."""
         tuner = self.tuner
+        compile_second_derivatives(tuner.gradient)
         refuse_single_rows(tuner.gradient.data.noisy_batch_sizes)
         try:
             return tuner.prepare()
