@@ -17,6 +17,8 @@ os.environ.setdefault("NUMCODECS_ALLOW_UNSAFE_PICKLE_DECODE", "1")
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
+import gc
+
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,9 @@ import pytest
 from data_folder import data_folder
 
 ROOT = Path(__file__).parents[1]
+# Graphs are many small objects, of which few are garbage. By Python's own thresholds the search for
+# it takes a fifth of the time of a test, as it goes through all modules and models again and again.
+GARBAGE_THRESHOLDS = 100_000, 20, 50
 pytest.register_assert_rewrite("exactness")  # its asserts tell what they compared, as in tests
 
 
@@ -34,3 +39,10 @@ def data():
         return data_folder()
     except FileNotFoundError as error:
         pytest.skip(str(error))
+
+
+def pytest_collection_finish():
+    """Take all that is imported and collected out of Python's searches for garbage."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)

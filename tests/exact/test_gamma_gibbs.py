@@ -9,7 +9,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from modes import FAST, QUIET
+from modes import PYTHON, QUIET
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
 from scipy import stats
@@ -103,7 +103,7 @@ def built(case, **kwargs):
     """Return a step, a point, shape and rate of a case."""
     with pm.Model() as model:
         lam, others, shape, rate = case(**kwargs)
-        step = GammaGibbs([lam], compile_kwargs=FAST)
+        step = GammaGibbs([lam], compile_kwargs=PYTHON)
     return step, {**model.initial_point(), **others}, shape, rate
 
 
@@ -145,7 +145,7 @@ def draws(step, point, n):
 def test_draws_have_the_gamma_law_and_no_other(alpha):
     with pm.Model() as model:
         lam = pm.Gamma("lam", alpha, 2.0, shape=500)
-        step = GammaGibbs([lam], compile_kwargs=FAST)
+        step = GammaGibbs([lam], compile_kwargs=PYTHON)
     logs = draws(step, model.initial_point(), 40).ravel()  # independent
     exact = stats.loggamma(alpha, -np.log(2.0))
     # The Kolmogorov distance of 20,000 draws is above 2.5/√n with probability 7e-6.
@@ -157,7 +157,7 @@ def test_draws_have_the_gamma_law_and_no_other(alpha):
 def test_untransformed_draws_stay_above_zero():
     with pm.Model() as model:
         lam = pm.Gamma("lam", 0.001, 1.0, shape=300, default_transform=None)
-        step = GammaGibbs([lam], compile_kwargs=FAST)
+        step = GammaGibbs([lam], compile_kwargs=PYTHON)
     assert (draws(step, model.initial_point(), 5) > 0).all()
 
 
@@ -166,7 +166,7 @@ def test_unknowns_are_drawn_one_after_another_given_the_new_ones():
     with pm.Model() as model:
         rate = pm.Gamma("rate", 3.0, 1.0)
         lam = pm.Gamma("lam", 2.0, rate)
-        step = GammaGibbs([rate, lam], compile_kwargs=FAST)
+        step = GammaGibbs([rate, lam], compile_kwargs=PYTHON)
 
     class OnlyMeans:
         """With W = 1, each draw is exp of the log that ``gamma`` gives."""
@@ -190,10 +190,10 @@ def test_arguments_reach_their_places():
     with pm.Model() as model:
         lam = pm.Gamma("lam", 1.0, 1.0)
         pm.Normal("x", 0.0, tau=pt.switch(lam > 100, lam**2, lam), observed=X)
-    step = GammaGibbs([lam], model=model, compile_kwargs={**FAST, "name": "mine"})
+    step = GammaGibbs([lam], model=model, compile_kwargs={**PYTHON, "name": "mine"})
     assert step.conditionals[0].function.name == "mine"
     with pytest.raises(ValueError, match="isn't a Gamma distribution"):
-        GammaGibbs([lam], model=model, compile_kwargs=FAST, initial_point={"lam_log__": 6.0})
+        GammaGibbs([lam], model=model, compile_kwargs=PYTHON, initial_point={"lam_log__": 6.0})
 
 
 def test_data_set_later_are_seen():
@@ -201,7 +201,7 @@ def test_data_set_later_are_seen():
         lam = pm.Gamma("lam", 1.0, 1.0)
         data = pm.Data("Y", Y)
         pm.Normal("y", 0.0, tau=lam, observed=data)
-        step = GammaGibbs([lam], compile_kwargs=FAST)
+        step = GammaGibbs([lam], compile_kwargs=PYTHON)
         pm.set_data({"Y": 2 * Y[:5]})
     shape, rate = shape_and_rate(step, model.initial_point())
     np.testing.assert_allclose(
@@ -275,7 +275,7 @@ def test_other_conditionals_are_refused_in_words(what):
     with pm.Model() as model:
         make()
         with pytest.raises(ValueError, match=words) as error:
-            GammaGibbs([model["lam"]], compile_kwargs=FAST)
+            GammaGibbs([model["lam"]], compile_kwargs=PYTHON)
     assert str(error.value).startswith("GammaGibbs")
 
 
@@ -287,9 +287,9 @@ def test_every_case_that_is_taken_is_close_to_one_that_is_refused():
             pm.Normal("x", 0.0, tau=lam**power, observed=X)
             if refused:
                 with pytest.raises(ValueError, match="isn't a Gamma distribution"):
-                    GammaGibbs([lam], compile_kwargs=FAST)
+                    GammaGibbs([lam], compile_kwargs=PYTHON)
             else:
-                GammaGibbs([lam], compile_kwargs=FAST)
+                GammaGibbs([lam], compile_kwargs=PYTHON)
 
 
 def test_bounds_far_away_are_seen_where_a_draw_crosses_them():
@@ -297,7 +297,7 @@ def test_bounds_far_away_are_seen_where_a_draw_crosses_them():
         z = pm.Normal("z", initval=-1.0)
         lam = pm.Gamma("lam", 0.2, 1.0)
         pm.Potential("far", pt.switch((z > 0) & (lam > 0.5), -np.inf, 0.0))
-        step = GammaGibbs([lam], compile_kwargs=FAST)
+        step = GammaGibbs([lam], compile_kwargs=PYTHON)
     point = model.initial_point() | {"lam_log__": np.array(np.log(0.05))}
 
     def draw_often(z):
@@ -316,7 +316,7 @@ def test_a_chain_goes_on_from_draws_of_any_size():
     """Vague priors of groups without data: most draws are smaller than any number."""
     with pm.Model() as model:
         lam = pm.Gamma("lam", 2.0**-10, 2.0**-10, shape=50)
-        step = GammaGibbs([lam], compile_kwargs=FAST)
+        step = GammaGibbs([lam], compile_kwargs=PYTHON)
     point = model.initial_point()
     step.begin_chain(np.random.default_rng(0))
     for _ in range(20):
@@ -335,7 +335,7 @@ def test_the_scale_of_the_unknowns_does_not_matter(scale, floatX):
     with pytensor.config.change_flags(floatX=floatX), pm.Model() as model:
         lam = pm.Gamma("lam", 1.0, 2.0**-20)
         pm.Normal("x", 0.0, tau=lam, observed=x)
-        step = GammaGibbs([lam], compile_kwargs=FAST)
+        step = GammaGibbs([lam], compile_kwargs=PYTHON)
     point = {name: np.asarray(value, dtype=floatX) for name, value in model.initial_point().items()}
     exact = 501, 2.0**-20 + (x**2).sum() / 2
     np.testing.assert_allclose(shape_and_rate(step, point), exact, rtol=1e-4)
@@ -347,7 +347,7 @@ def conditional_that_changes():
         z = pm.Normal("z", 0.0, 1.0)
         lam = pm.Gamma("lam", 1.0, 1.0)
         pm.Normal("x", 0.0, tau=pt.switch(z > 2, lam**2, lam), observed=X)
-        step = GammaGibbs([lam], compile_kwargs=FAST)
+        step = GammaGibbs([lam], compile_kwargs=PYTHON)
     return step, model.initial_point()
 
 
@@ -391,13 +391,13 @@ def normal_gamma(n=200, seed=3):
 def test_the_joint_posterior_is_right(sampler):
     """The marginal law of tau is Gamma, too, with half a degree less; draws are nearly independent."""
     model, mu, tau, exact = normal_gamma()
-    settings = {"compile_kwargs": FAST}
+    settings = {"compile_kwargs": PYTHON}
     if (
         sampler is SGHMC
     ):  # all rows: BAOAB has no bias then, and ten such steps forget the last draw
         settings |= {"learning_rate": 3e-4, "friction": 0.6, "preconditioner": None, "n_steps": 10}
     with model:
-        steps = [sampler([mu], **settings), GammaGibbs([tau], compile_kwargs=FAST)]
+        steps = [sampler([mu], **settings), GammaGibbs([tau], compile_kwargs=PYTHON)]
         idata = pm.sample(1000, tune=200, chains=2, cores=1, step=steps, random_seed=1, **QUIET)
     tau = idata.posterior["tau"].values
     # tau depends on mu only through mu's own variance; 2,000 draws, nearly independent
@@ -417,11 +417,11 @@ def mixed():
         x = pm.Normal("x", 0.0, tau=lam, shape=2)
         sigma = pm.HalfNormal("sigma", 1.0)
         pm.Normal("y", x.sum(), sigma, observed=Y[:, :2])
-        settings = {"batch_size": 5, "learning_rate": 1e-4, "compile_kwargs": FAST}
+        settings = {"batch_size": 5, "learning_rate": 1e-4, "compile_kwargs": PYTHON}
         steps = [
             SGLD([x], gradient="plain", **settings),
-            GammaGibbs([lam], compile_kwargs=FAST),
-            pm.NUTS([sigma], compile_kwargs=FAST),
+            GammaGibbs([lam], compile_kwargs=PYTHON),
+            pm.NUTS([sigma], compile_kwargs=PYTHON),
         ]
         settings = {"tune": 10, "chains": 2, "step": steps, "random_seed": 4, **QUIET}
         return {cores: pm.sample(20, cores=cores, **settings) for cores in (2, 1)}
@@ -437,8 +437,8 @@ def test_same_seed_same_draws_on_one_core_or_two(mixed):
 def test_progress_bars_show_it_alone_and_beside_others():
     model, mu, tau, _ = normal_gamma()
     with model:
-        settings = {"batch_size": 20, "learning_rate": 1e-5, "compile_kwargs": FAST}
-        gibbs = GammaGibbs([tau], compile_kwargs=FAST)
+        settings = {"batch_size": 20, "learning_rate": 1e-5, "compile_kwargs": PYTHON}
+        gibbs = GammaGibbs([tau], compile_kwargs=PYTHON)
         steps = [
             SGHMC([mu], friction=0.1, noise_estimate=None, gradient="plain", **settings),
             gibbs,
@@ -459,7 +459,7 @@ def test_progress_bars_show_it_alone_and_beside_others():
 def test_blocked_false_makes_a_step_for_each():
     with pm.Model() as model:
         lams = [gamma_prior(name) for name in ("a", "b")]
-        compound = GammaGibbs(lams, blocked=False, compile_kwargs=FAST)
+        compound = GammaGibbs(lams, blocked=False, compile_kwargs=PYTHON)
     assert [step.names for step in compound.methods] == [["a_log__"], ["b_log__"]]
     new, _ = compound.step(model.initial_point())
     assert new["a_log__"] != 0

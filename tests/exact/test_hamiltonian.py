@@ -18,7 +18,7 @@ import pytest
 
 from hamiltonian import begin, run, same, sample
 from model_collection.small import linear_regression
-from modes import FAST
+from modes import PYTHON
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
 from scipy.linalg import LinAlgError
@@ -41,7 +41,7 @@ def normal():
 
 
 def build(model, **settings):
-    return QNHMC(model=model, **{"compile_kwargs": FAST, **settings})
+    return QNHMC(model=model, **{"compile_kwargs": PYTHON, **settings})
 
 
 def error(x, exact):
@@ -181,7 +181,7 @@ def test_mixes_with_metropolis_and_nuts():
         a = pm.Normal("a", k, 1)
         b = pm.Normal("b", a, 1)
         pm.Normal("y", b, 0.5, observed=y)
-        steps = [pm.Metropolis([k]), build(model, vars=[a]), pm.NUTS([b], compile_kwargs=FAST)]
+        steps = [pm.Metropolis([k]), build(model, vars=[a]), pm.NUTS([b], compile_kwargs=PYTHON)]
         idata = sample(1000, tune=300, step=steps)
     values = np.arange(4)
     weights = np.array([1, 3, 3, 1]) * np.exp(-((y - values) ** 2) / 2 / 2.25)

@@ -8,7 +8,7 @@ import pymc as pm
 import pytest
 
 from hamiltonian import DENSITIES, LIMIT, double_well, full, gaussian, spd
-from modes import FAST
+from modes import PYTHON
 from scipy.linalg import cholesky, eigvalsh
 
 from pymc_sghmc import QNHMC
@@ -274,7 +274,7 @@ def through_the_step(name, adapt, settings, n=11_000, tune=1000):
     """Draws after tuning of the step itself on a density of NumPy; the mean acceptance."""
     with pm.Model() as model:
         pm.Normal("x", shape=1)
-    step = QNHMC(adapt=adapt, model=model, compile_kwargs=FAST, **settings)
+    step = QNHMC(adapt=adapt, model=model, compile_kwargs=PYTHON, **settings)
     step.function, _ = DENSITIES[name]
     step.begin_chain(np.random.default_rng(6))
     point, draws, accept = {"x": np.ones(1)}, np.empty((n, 1)), 0

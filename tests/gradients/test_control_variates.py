@@ -14,7 +14,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from modes import FAST
+from modes import FAST, PYTHON
 from targets import gradient_of, minibatch_of, on_rows
 
 from pymc_sghmc import SGHMC
@@ -450,7 +450,7 @@ def test_passes_use_bounded_memory():
     with pm.Model() as model:
         b = pm.Normal("b", 0, 1, shape=100)
         pm.Normal("y", pm.Data("x", x) @ b, 1, observed=x[:, 0])
-    cv = ControlVariates(gradient_of(model, 10))
+    cv = ControlVariates(gradient_of(model, 10, compile_kwargs=PYTHON))
 
     def peak(function, *args):
         tracemalloc.start()

@@ -155,7 +155,7 @@ def marginal(build, names=None, batch_size=20):
         unknowns,
         batch_size,
         point,
-        {"mode": "FAST_COMPILE"},
+        FAST,
         rewriting=Rewriting(integrated=tuple(effects)),
     )
     position = unknowns.ravel(point) - 0.3
@@ -443,7 +443,7 @@ def test_order_of_rows_does_not_count():
             unknowns,
             10,
             None,
-            {"mode": "FAST_COMPILE"},
+            FAST,
             rewriting=Rewriting(integrated=tuple(effects)),
         )
         marginal_of(gradient.density).place_at(gradient, np.zeros(1))
@@ -465,7 +465,7 @@ def test_normal_effects_have_the_conditional_law():
         unknowns,
         10,
         None,
-        {"mode": "FAST_COMPILE"},
+        FAST,
         rewriting=Rewriting(integrated=tuple(effects)),
     )
     density, position = gradient.density, np.log([0.8])
@@ -501,7 +501,7 @@ def test_effects_unlike_a_gaussian_have_the_conditional_law(monkeypatch):
         unknowns,
         100,
         None,
-        {"mode": "FAST_COMPILE"},
+        FAST,
         rewriting=Rewriting(integrated=tuple(effects)),
     )
     density, position, n = gradient.density, np.array([2.0]), 100
@@ -540,7 +540,7 @@ def test_effects_where_the_prior_alone_is_another_heap_have_the_conditional_law(
         unknowns,
         100,
         None,
-        {"mode": "FAST_COMPILE"},
+        FAST,
         rewriting=Rewriting(integrated=tuple(effects)),
     )
     density, position, n = gradient.density, np.log([tau]), 3
@@ -734,7 +734,7 @@ def test_what_is_amiss_is_told_without_a_batch_size(build):
 
 def test_other_likelihoods_may_have_other_rows():
     with with_group(gaussian_of_the_scale):
-        step = SGHMC(marginalize="u", compile_kwargs={"mode": "FAST_COMPILE"})
+        step = SGHMC(marginalize="u", compile_kwargs=FAST)
     assert step.tuner.gradient.data.n_rows == [np.unique(GROUP).size, 17]
 
 
@@ -779,7 +779,7 @@ def test_other_groups_after_set_data_are_refused():
         group, tau = pm.Data("group", GROUP), pm.HalfNormal("tau", 1)
         u = pm.Normal("u", 0, tau, shape=GROUPS)
         pm.Normal("y", u[group], 1, observed=pm.Data("y_data", REAL))
-        step = SGHMC(marginalize=["u"], batch_size=20, compile_kwargs={"mode": "FAST_COMPILE"})
+        step = SGHMC(marginalize=["u"], batch_size=20, compile_kwargs=FAST)
         pm.set_data({"y_data": REAL + 1})
         step.begin_chain(np.random.default_rng(0))
         pm.set_data({"group": GROUP[::-1].copy()})
@@ -793,7 +793,7 @@ def test_new_data_have_nodes_of_their_own():
     with pm.Model() as model:
         u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), shape=GROUPS)
         pm.Normal("y", u[GROUP], 1, observed=pm.Data("y_data", REAL))
-        step = SGHMC(marginalize=["u"], batch_size=20, compile_kwargs={"mode": "FAST_COMPILE"})
+        step = SGHMC(marginalize=["u"], batch_size=20, compile_kwargs=FAST)
         begins_there = step.tuner.setup
         known, groups = marginal_of(step.tuner.gradient.density), np.unique(GROUP)
 
@@ -820,7 +820,7 @@ def test_new_data_have_nodes_of_their_own():
 
 def test_nothing_is_left_of_the_data_before():
     """Nodes of new data are those of a new step, however many there were."""
-    options = {"batch_size": 20, "compile_kwargs": {"mode": "FAST_COMPILE"}}
+    options = {"batch_size": 20, "compile_kwargs": FAST}
     with pm.Model() as model:
         u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), shape=GROUPS)
         pm.Bernoulli("y", logit_p=u[GROUP], observed=pm.Data("y_data", COIN))
@@ -859,7 +859,7 @@ def gaussian_alone():
 def test_effects_by_row_need_no_value_in_a_centre_and_memory_is_told(caplog, monkeypatch):
     """One row a group, as for overdispersion; a draw of many effects is large."""
     monkeypatch.setattr(log, "MANY_VALUES", N)
-    options = {"marginalize": ["u"], "batch_size": 20, "compile_kwargs": {"mode": "FAST_COMPILE"}}
+    options = {"marginalize": ["u"], "batch_size": 20, "compile_kwargs": FAST}
     with pm.Model() as model, caplog.at_level("INFO", logger="pymc.sghmc"):
         b, tau = pm.Normal("b", 0, 1), pm.HalfNormal("tau", 1)
         u = pm.Normal("u", 0, tau, shape=N)
@@ -881,7 +881,7 @@ def test_minibatches_where_no_gaussian_is_near_are_warned_of(caplog):
             b, tau = pm.Normal("b", 0, 1), pm.HalfNormal("tau", 1)
             u = pm.Normal("u", 0, tau, shape=N)
             pm.Bernoulli("y", logit_p=b + u[pm.Data("i", np.arange(N))], observed=COIN)
-            options = {"batch_size": batch_size, "compile_kwargs": {"mode": "FAST_COMPILE"}}
+            options = {"batch_size": batch_size, "compile_kwargs": FAST}
             step = SGHMC(marginalize=["u"], **options)
             assert not step.tuner.setup.is_gaussian
         assert (batch_size is None) is (
@@ -907,7 +907,7 @@ def test_other_steps_see_effects_while_tuning_too():
         options = {
             "marginalize": ["u"],
             "batch_size": 20,
-            "compile_kwargs": {"mode": "FAST_COMPILE"},
+            "compile_kwargs": FAST,
         }
         with pytest.raises(
             ValueError, match=r"recover=False with .* other steps sample 'tau_log__'"
@@ -930,7 +930,7 @@ def test_nodes_follow_what_other_steps_sample():
         b, tau, sigma = pm.Normal("b", 0, 9), pm.HalfNormal("tau", 1), pm.HalfNormal("sigma", 9)
         u = pm.Normal("u", 0, tau, shape=GROUPS)
         pm.Normal("y", b * X + u[GROUP], sigma, observed=REAL)
-        options = {"batch_size": 20, "compile_kwargs": {"mode": "FAST_COMPILE"}}
+        options = {"batch_size": 20, "compile_kwargs": FAST}
         step = SGHMC([tau, sigma, u], marginalize="u", **options)
         point, known = model.initial_point(), marginal_of(step.tuner.gradient.density)
         for value in 5.0, -2.0, 30.0:
@@ -1002,7 +1002,7 @@ def test_all_ways_in_give_the_same_likelihood():
             unknowns,
             batch_size,
             point,
-            {"mode": "FAST_COMPILE"},
+            FAST,
             data=data,
             rewriting=Rewriting(integrated=tuple(effects)),
         )

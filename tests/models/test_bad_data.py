@@ -6,6 +6,8 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from modes import FAST
+
 from pymc_sghmc import SGHMC
 
 rng = np.random.default_rng(0)
@@ -15,7 +17,7 @@ BY_HAND = {
     "learning_rate": 1e-4,
     "friction": 0.1,
     "gradient": "plain",
-    "compile_kwargs": {"mode": "FAST_COMPILE"},
+    "compile_kwargs": FAST,
 }
 
 
@@ -146,7 +148,7 @@ def test_improper_posteriors_are_warned_of(build, is_improper):
     with pm.Model(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         build()
-        SGHMC(batch_size=50, gradient="control_variates", compile_kwargs={"mode": "FAST_COMPILE"})
+        SGHMC(batch_size=50, gradient="control_variates", compile_kwargs=FAST)
     texts = [str(w.message) for w in caught if "improper" in str(w.message)]
     assert len(texts) == is_improper
     assert all("proper priors" in text for text in texts)

@@ -9,6 +9,8 @@ import pytensor.tensor as pt
 import pytest
 import xarray as xr
 
+from modes import FAST
+
 from pymc_sghmc import SGHMC
 from pymc_sghmc.compat import inference_data
 from pymc_sghmc.diagnostics import check_bias
@@ -152,7 +154,7 @@ BY_HAND = {
     "friction": 0.1,
     "gradient": "plain",
     "noise_estimate": None,
-    "compile_kwargs": {"mode": "FAST_COMPILE"},
+    "compile_kwargs": FAST,
 }
 
 

@@ -26,7 +26,7 @@ from hamiltonian import (
     spd,
 )
 from model_collection.small import linear_regression
-from modes import FAST
+from modes import PYTHON
 from pymc.exceptions import SamplingError
 from pymc.step_methods.state import equal_dataclass_values
 from scipy.linalg import cholesky
@@ -45,7 +45,7 @@ def model():
 
 
 def build(model, **settings):
-    return HMCBFGS(model=model, **{"compile_kwargs": FAST, **settings})
+    return HMCBFGS(model=model, **{"compile_kwargs": PYTHON, **settings})
 
 
 def state_of(positions, density):

@@ -1,5 +1,6 @@
 """Effects of some groups, drawn afterwards."""
 
+import modes
 import numpy as np
 import pymc as pm
 import pytest
@@ -9,7 +10,7 @@ from pymc_sghmc.compat import inference_data
 from pymc_sghmc.diagnostics import check_bias
 
 GROUPS, ROWS = 30, 4
-FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}, "random_seed": 1}
+FAST = {"compile_kwargs": modes.FAST, "random_seed": 1}
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ import pymc as pm
 import pytest
 
 from model_collection.small import linear_regression
+from modes import FAST
 from table import SAMPLERS, PaperSGLD
 
 from pymc_sghmc import QNHMC, SGHMC, SGLD, GammaGibbs, schedules
@@ -25,7 +26,7 @@ from pymc_sghmc.step.arguments import ARGUMENTS, SharedArguments, checked, compa
 from pymc_sghmc.step.step import StochasticGradientStep
 
 PACKAGE = Path(__file__).parents[2] / "pymc_sghmc"
-FAST = {"mode": "FAST_COMPILE"}
+
 BY_HAND = {"learning_rate": 1e-4, "batch_size": 10, "n_steps": 2, "compile_kwargs": FAST}
 CLASSES = list(dict.fromkeys(sampler.cls for sampler in SAMPLERS))
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY

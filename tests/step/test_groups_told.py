@@ -6,6 +6,8 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from modes import FAST
+
 from pymc_sghmc import SGHMC
 from pymc_sghmc.hierarchy import rewrites
 from pymc_sghmc.step import gradients
@@ -26,7 +28,7 @@ def said(monkeypatch, caplog):
     def say(model, **options):
         caplog.clear()
         with model, caplog.at_level(logging.INFO, "pymc.sghmc"), pytest.raises(Told):
-            SGHMC(**{"batch_size": 50, "compile_kwargs": {"mode": "FAST_COMPILE"}} | options)
+            SGHMC(**{"batch_size": 50, "compile_kwargs": FAST} | options)
         return caplog.text
 
     monkeypatch.setattr(gradients, "advise_to_integrate_out", tell)

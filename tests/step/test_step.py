@@ -280,7 +280,7 @@ def test_bad_argument_is_refused_by_name(model, sampler, settings, message):
 def test_a_single_row_that_is_all_of_the_data_is_no_minibatch():
     with pm.Model():
         pm.Normal("y", pm.Normal("mu"), 1, observed=[0.3])
-        step = SGHMC(batch_size=1, compile_kwargs={"mode": "FAST_COMPILE"})
+        step = SGHMC(batch_size=1, compile_kwargs=FAST)
     assert step.tuner.gradient.is_exact
 
 
