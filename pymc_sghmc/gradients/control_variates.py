@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.exceptions import NonFinite
@@ -206,14 +205,8 @@ def _with_row_terms(
     cached = [table[row] for table, row in zip(tables, graph.rows, strict=True)]
     centre = [variable.type(variable.name) for variable in variables]
     there = difference(cut, graph.row_weights, cached, centre)
-    prior = pt.grad(
-        rewrite_pregrad(clone_replace([graph.model.log_prior])[0]),
-        variables,
-        disconnected_inputs="ignore",
-    )
-    grad = pt.concatenate(
-        [(graph.prior_weight * p + g).ravel() for p, g in zip(prior, there, strict=True)]
-    )
+    weighted = [graph.prior_weight * g for g in graph.model.prior_gradients]
+    grad = pt.concatenate([(p + g).ravel() for p, g in zip(weighted, there, strict=True)])
     joined_centre = own.type("centre")
     parts = parts_of_vector(own, variables, graph.model.point)
     parts |= parts_of_vector(joined_centre, centre, graph.model.point)

@@ -19,8 +19,6 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc.pytensorf import rewrite_pregrad
-from pytensor.graph.replace import clone_replace
 from scipy.sparse import csr_array, vstack
 
 from pymc_sghmc.exceptions import NonFinite
@@ -149,9 +147,7 @@ def _gradient_without_rows(
 ) -> Callable[..., list[Array]]:
     """Compile the gradient of log prior + g·θ at many positions, with a g for each."""
     graph = density.graph
-    prior = clone_replace([graph.model.log_prior])[0]
-    gradients = pt.grad(rewrite_pregrad(prior), graph.variables, disconnected_inputs="ignore")
-    joined = pt.concatenate([g.ravel() for g in gradients])
+    joined = pt.concatenate([g.ravel() for g in graph.model.prior_gradients])
     [of_prior] = graph.at_position([joined])
     g = graph.position.type("slopes_of_rows")
     [of_rows] = coordinates.pulled_back(density, [g])

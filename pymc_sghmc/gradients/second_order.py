@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc.pytensorf import rewrite_pregrad
-from pytensor.graph.replace import clone_replace
 from pytensor.sparse import CSR, dot
 from scipy.sparse import csr_array
 
@@ -178,14 +176,9 @@ class SecondOrder(AroundExpansion):
 
 def _prior(graph: Graph) -> tuple[pt.TensorVariable, pt.TensorVariable]:
     """Return the weighted log-density of the prior, and its gradient."""
-    log_prior = graph.model.log_prior
-    gradients = pt.grad(
-        rewrite_pregrad(clone_replace([log_prior])[0]),
-        graph.variables,
-        disconnected_inputs="ignore",
-    )
-    joined = pt.concatenate([(graph.prior_weight * g).ravel() for g in gradients])
-    log_prior, joined = graph.at_position([graph.prior_weight * log_prior, joined])
+    weight = graph.prior_weight
+    joined = pt.concatenate([(weight * g).ravel() for g in graph.model.prior_gradients])
+    log_prior, joined = graph.at_position([weight * graph.model.log_prior, joined])
     return log_prior, joined
 
 

@@ -6,6 +6,7 @@ graphs and add inputs. Whoever compiles a `RowModel` needs to know none of them.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytensor.tensor as pt
 
 from numpy.typing import DTypeLike
 from pymc.model import Model
+from pymc.pytensorf import rewrite_pregrad
+from pytensor.graph.replace import clone_replace
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sghmc.models.contract import BatchSize, Group, minibatch_log_density
@@ -107,6 +110,15 @@ class RowModel:
     def is_clustered(self) -> bool:
         """Whether some likelihood is one of clusters of rows."""
         return any(likelihood.is_clustered for likelihood in self.likelihoods)
+
+    @cached_property
+    def prior_gradients(self) -> list[TensorVariable]:
+        """Gradient of the log-prior for each of the variables."""
+        log_prior = rewrite_pregrad(clone_replace([self.log_prior])[0])
+        gradients: list[TensorVariable] = pt.grad(
+            log_prior, list(self.variables), disconnected_inputs="ignore"
+        )
+        return gradients
 
     @property
     def gathered(self) -> dict[TensorVariable, TensorVariable]:
