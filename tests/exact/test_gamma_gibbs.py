@@ -385,9 +385,9 @@ def normal_gamma(n=200, seed=3):
     return model, mu, tau, stats.gamma(1 + (n - 1) / 2, scale=1 / (1 + y.var() * n / 2))
 
 
-@pytest.mark.parametrize(
-    "sampler", [SGHMC, pytest.param(pm.NUTS, marks=pytest.mark.slow)], ids=["SGHMC", "NUTS"]
-)
+# Quickly: the conditional is exact in test_shape_and_rate_are_those_of_the_closed_form.
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", [SGHMC, pm.NUTS], ids=["SGHMC", "NUTS"])
 def test_the_joint_posterior_is_right(sampler):
     """The marginal law of tau is Gamma, too, with half a degree less; draws are nearly independent."""
     model, mu, tau, exact = normal_gamma()

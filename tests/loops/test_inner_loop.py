@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import pytest
 
@@ -143,15 +144,13 @@ def test_compiled_steps_are_the_update_itself(model, sampler, kind, precondition
     assert_is_update(sampler, model, kind, preconditioner, "FAST_COMPILE", 200, 1e-12)
 
 
-# Numba takes long to compile each rule. Quickly: test_seed_gives_the_same_draws_on_each_backend, of
-# the rule, gradient and preconditioner that a step finds for itself.
-SLOW_TO_COMPILE = {"NUMBA": pytest.mark.slow, "JAX": NEEDS_JAX, "FAST_COMPILE": ()}
+# Quickly: in Python 200 steps of each rule in test_compiled_steps_are_the_update_itself. Numba takes
+# long to compile each rule; test_seed_gives_the_same_draws_on_each_backend compiles one.
+LONG = {"NUMBA": pytest.mark.slow, "JAX": NEEDS_JAX, "FAST_COMPILE": pytest.mark.slow}
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-@pytest.mark.parametrize(
-    "mode", [pytest.param(mode, marks=marks) for mode, marks in SLOW_TO_COMPILE.items()]
-)
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=marks) for mode, marks in LONG.items()])
 def test_backends_agree_with_the_update_over_thousands_of_steps(model, sampler, mode):
     kind = "control_variates" if sampler is SAMPLERS[2] else "plain"
     assert_is_update(sampler, model, kind, "dense", mode, 2000, 1e-11)
@@ -165,8 +164,6 @@ def test_noise_estimate_by_unknown_is_passed_on(model):
 
 
 def test_single_precision_stays_single(monkeypatch):
-    import pytensor
-
     with pytensor.config.change_flags(floatX="float32"):
         assert_is_update(
             SAMPLERS[0], logistic("float32"), "plain", "diag", "FAST_COMPILE", 100, 2e-4
@@ -331,9 +328,12 @@ def test_containers_that_are_not_cut_are_seen_by_the_compiled_loop():
         pm.Normal("z", mu, 1, observed=pm.Data("zd", Z))  # used whole
     for mode, with_replacement in (("NUMBA", True), ("FAST_COMPILE", False)):
         kwargs = {"model": model, "batch_size": {"y": 50}, "replace": with_replacement}
-        with model:
+        with (
+            model,
+            pytensor.config.change_flags(mode=mode),
+        ):  # of the loop; its gradients are NumPy's
             pm.set_data({"off": 0.0, "zd": Z})
-            step = SGHMC(**kwargs, compile_kwargs={"mode": mode})
+            step = SGHMC(**kwargs)
             first = draws(step, 30)
             pm.set_data({"off": 2.0, "zd": Z - 2})
             again = draws(step, 30)
@@ -378,8 +378,13 @@ def draws(step, n, seed=0):
 def test_seed_gives_the_same_draws_on_each_backend(model):
     found = []
     for mode in ["FAST_COMPILE", "NUMBA"] + ["JAX"] * (importlib.util.find_spec("jax") is not None):
-        with model:
-            found.append(draws(SGHMC(batch_size=20, compile_kwargs={"mode": mode}), 30))
+        # as by default: with Numba the loop is compiled, and gradients of many rows are NumPy's
+        options = {} if mode == "NUMBA" else {"compile_kwargs": {"mode": mode}}
+        with (
+            model,
+            pytensor.config.change_flags(mode="NUMBA" if mode == "NUMBA" else "FAST_COMPILE"),
+        ):
+            found.append(draws(SGHMC(batch_size=20, **options), 30))
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=1e-9)
 
@@ -518,7 +523,7 @@ class TwoKicks(Other):
 BY_HAND = {"batch_size": 20, "learning_rate": 0.004, "gradient": "plain"}
 
 
-# In C: SGNHT below.
+# In C: SGNHT below, both by command.
 @pytest.mark.parametrize("mode", [*BACKENDS, pytest.param("CVM", marks=pytest.mark.slow)])
 def test_two_vectors_of_normals_in_a_step_are_two(model, mode):
     gradient, settings = gradient_by(model, "plain", mode), settings_of(SAMPLERS[1])
@@ -553,7 +558,8 @@ def test_two_vectors_of_normals_in_a_step_are_two(model, mode):
     [
         (OABAO, 2, "FAST_COMPILE"),
         (SGNHT, 1, "FAST_COMPILE"),
-        (SGNHT, 1, "CVM"),
+        # C is held to the posterior in rows/test_streams.py: test_posterior_with_automatic_settings
+        pytest.param(SGNHT, 1, "CVM", marks=pytest.mark.slow),
         (SGNHT, 1, "NUMBA"),
     ],
 )

@@ -1,5 +1,6 @@
 """Remembered terms of rows against two evaluations of the minibatch, for all kinds of models."""
 
+import modes
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
@@ -14,7 +15,7 @@ from pymc_sghmc.models.graphs import array_of
 from pymc_sghmc.models.row_axes import MIXED, row_axes
 from pymc_sghmc.models.row_terms import difference, row_terms
 
-FAST = {"mode": "FAST_COMPILE", "on_unused_input": "ignore"}
+FAST = {**modes.FAST, "on_unused_input": "ignore"}
 N, D = 30, 3
 rng = np.random.default_rng(11)
 X = rng.normal(size=(N, D))

@@ -159,7 +159,7 @@ def test_draws_of_a_run_predict(tmp_path):
         pm.set_data({"shop": SHOP[:100], "y_data": X[:100].sum(1)})
         step = SGHMC(batch_size=50, compile_kwargs=FAST)
         idata = pm.sample(
-            100, tune=100, chains=2, cores=1, step=step, random_seed=1,
+            30, tune=60, chains=2, cores=1, step=step, random_seed=1,
             var_names=["tau", "u", "beta"], **QUIET,
         )  # fmt: skip
     result = predicted(idata, model, NEW, tmp_path / "run", random_seed=2, **OPTIONS)

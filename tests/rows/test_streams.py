@@ -397,14 +397,19 @@ def test_inner_steps_are_compiled_and_found_right(rows, kind, gradient):
     assert loop is not None
 
 
-def test_chains_differ_and_seeds_reproduce_on_one_core_and_two(rows):
+@pytest.mark.parametrize(
+    "context",
+    [
+        pytest.param("fork", marks=pytest.mark.skipif(sys.platform != "linux", reason="forks")),
+        pytest.param("spawn", marks=pytest.mark.process),
+    ],
+)
+def test_chains_differ_and_seeds_reproduce_on_one_core_and_two(rows, context):
     loader, quick = ArrayLoader(rows, block_rows=50, buffer_rows=400), {"compile_kwargs": FAST}
     one = sampled(rows, loader, draws=10, tune=20, settings=quick)
     assert not np.array_equal(one[0], one[1])
-    contexts = ["fork", "spawn"] if sys.platform == "linux" else ["spawn"]
-    for context in contexts:
-        two = sampled(rows, loader, 10, 20, cores=2, settings=quick, mp_ctx=context)
-        np.testing.assert_array_equal(one, two)
+    two = sampled(rows, loader, 10, 20, cores=2, settings=quick, mp_ctx=context)
+    np.testing.assert_array_equal(one, two)
 
 
 def test_chains_see_different_minibatches_of_the_same_blocks(by_hand):

@@ -100,7 +100,7 @@ def test_bounds_that_are_unknown_are_those_of_the_same_draw():
         w, group = pm.HalfNormal("w", 5), pm.Data("group", of)
         u = pm.Uniform("u", 0, w, shape=20)
         pm.Normal("y", u[group], 0.5, observed=y)
-        step = SGHMC(marginalize=["u"], batch_size=20, compile_kwargs=FAST["compile_kwargs"])
+        step = SGHMC(marginalize=["u"], batch_size=20, n_steps=5, compile_kwargs=modes.PYTHON)
         idata = pm.sample(
             30, tune=30, chains=1, cores=1, step=step, random_seed=1, progressbar=False,
             compute_convergence_checks=False,

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import faults
+import modes
 import numpy as np
 import pymc as pm
 import pytensor
@@ -109,7 +110,7 @@ def mixed():
         mu, sigma = pm.Normal("mu", 0, 10), pm.HalfNormal("sigma", 1)
         pm.Poisson("count", 3)
         pm.Normal("y", mu, sigma, observed=np.random.default_rng(1).normal(size=300))
-        fast = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
+        fast = {"compile_kwargs": modes.FAST}
         steps = [SGHMC([mu], batch_size=20, blocked=True, **fast), pm.NUTS([sigma])]
     return model, steps
 
@@ -215,7 +216,7 @@ def test_another_run_is_refused_before_anything_is_changed(
     stopped, change, settings, options, words
 ):
     before = contents(stopped)
-    given = {"batch_size": 20, "n_steps": 2, "compile_kwargs": {"mode": "FAST_COMPILE"}}
+    given = {"batch_size": 20, "n_steps": 2, "compile_kwargs": modes.FAST}
     with other_model(**change), pytest.raises(ValueError, match=words):
         step = SGHMC(**given | settings)
         store = {"trace": RunStore(stopped), "cores": 1}
@@ -250,7 +251,12 @@ def variant(
     return model, step, {"var_names": names}
 
 
-FAST = {"compile_kwargs": {"mode": "FAST_COMPILE"}, "preconditioner": None, "friction": 1.0}
+FAST = {
+    "compile_kwargs": modes.FAST,
+    "gradient": "plain",
+    "preconditioner": None,
+    "friction": 1.0,
+}
 
 
 class Told(pytensor.graph.Op):
@@ -329,7 +335,7 @@ def one_unknown(kind):
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 1)
         pm.Normal("y", mu, 1, observed=np.arange(40.0) / 40)
-        fast = {"compile_kwargs": {"mode": "FAST_COMPILE"}} if kind is not pm.Slice else {}
+        fast = {"compile_kwargs": modes.FAST} if kind is not pm.Slice else {}
         return model, kind([mu], **fast)
 
 
@@ -426,7 +432,7 @@ def run_on_file(folder, shift=0.0, callback=None):
         y, mu = pm.Data("y", np.zeros(10)), pm.Normal("mu", 0, 10)
         pm.Normal("obs", mu, 1, observed=y)
         data = {"y": np.memmap(path, float, "r")}
-        step = SGHMC(batch_size=20, data=data, compile_kwargs={"mode": "FAST_COMPILE"})
+        step = SGHMC(batch_size=20, data=data, compile_kwargs=modes.FAST)
         return pm.sample(
             200, tune=60, chains=1, step=step, random_seed=1, progressbar=False, callback=callback,
             compute_convergence_checks=False, trace=RunStore(folder / "run"),
@@ -459,13 +465,13 @@ def test_another_sampler_is_told_before_its_settings(stopped):
         other_model(),
         pytest.raises(ValueError, match="the step is SGLD, but SGHMC in the stored run"),
     ):
-        step = SGLD(batch_size=20, n_steps=2, compile_kwargs={"mode": "FAST_COMPILE"})
+        step = SGLD(batch_size=20, n_steps=2, compile_kwargs=modes.FAST)
         pm.sample(step=step, trace=RunStore(stopped), cores=1, **faults.OPTIONS)
 
 
 def test_the_same_model_built_again_goes_on(stopped):
     with other_model():
-        step = SGHMC(batch_size=np.int64(20), n_steps=2, compile_kwargs={"mode": "FAST_COMPILE"})
+        step = SGHMC(batch_size=np.int64(20), n_steps=2, compile_kwargs=modes.FAST)
         idata = pm.sample(step=step, trace=RunStore(stopped), cores=1, **faults.OPTIONS)
     assert faults.difference(idata) == ""
 

@@ -15,7 +15,7 @@ import pytest
 
 from model_collection import real as references
 from model_collection.small import GaussianMean, linear_regression
-from modes import FAST, QUIET, C
+from modes import FAST, PYTHON, QUIET, C
 
 from pymc_sghmc import SGHMC, SGLD, schedules
 from pymc_sghmc.gradients.metric import Identity
@@ -94,7 +94,7 @@ NAMES = ["SGHMC", *(pytest.param(name, marks=pytest.mark.slow) for name in [*RUN
 def sample_wells(model, name, draws=None):
     sampler, batch, enough = RUNS[name]
     with model:
-        step = sampler(**batch, compile_kwargs=FAST)
+        step = sampler(**batch, compile_kwargs=PYTHON)
         return pm.sample(
             draws or enough, tune=100, chains=4, cores=2, step=step, random_seed=1, **QUIET
         )
@@ -278,7 +278,7 @@ def test_without_tuning_it_is_right(model):
     target = GaussianMean(n_rows=500)
     covariance = np.linalg.inv(target.H)
     with target.model():
-        step = SGHMC(batch_size=50, compile_kwargs=FAST)
+        step = SGHMC(batch_size=50, compile_kwargs=PYTHON)
         idata = pm.sample(400, tune=0, chains=4, cores=2, step=step, random_seed=3, **QUIET)
     found = discrepancies(
         idata.posterior["mu"].values[:, 50:], target.mean, np.sqrt(np.diag(covariance))

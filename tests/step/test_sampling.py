@@ -17,7 +17,7 @@ import pytest
 
 from conftest import ROOT
 from model_collection.small import GaussianMean, linear_regression
-from modes import FAST, QUIET
+from modes import FAST, PYTHON, QUIET
 from pymc.exceptions import SamplingError
 from pymc.sampling.parallel import ParallelSamplingError
 from pytensor.compile import FunctionMaker
@@ -65,7 +65,7 @@ def gaussian_runs():
     for sampler in LINEAR:
         settings = {"learning_rate": 0.2, "n_steps": 4, "temperature": 1.3, "preconditioner": P}
         with target.model() as model:
-            step = build(sampler, model, batch_size=40, **settings)
+            step = build(sampler, model, batch_size=40, compile_kwargs=PYTHON, **settings)
             idata = pm.sample(600, tune=50, chains=4, cores=2, step=step, random_seed=7, **QUIET)
         A, Q = sampler.linear_map(
             target.H, target.noise(40), eta=0.2, T=1.3, P=P, n_steps=4, **sampler.letters
@@ -109,6 +109,7 @@ def test_wrong_total_size_is_refused_and_the_right_one_gives_the_law(sampler):
     P = np.linalg.inv(target.H)
 
     settings = {"learning_rate": 0.2, "preconditioner": P, "batch_size": None, "n_steps": 4}
+    settings["compile_kwargs"] = PYTHON
     with pytest.raises(ValueError, match="total_size=400 but its data have 200 rows"):
         build(sampler, target.model(batch_size=40, total_size=400), **settings)
     with target.model(batch_size=40, total_size=200) as model:
@@ -134,7 +135,7 @@ def test_noise_estimate_measured_from_minibatches_mends_the_variance():
     with target.model() as model:
         step = PaperSGHMC(
             batch_size=40, learning_rate=0.05, friction=0.4, preconditioner=P, n_steps=4,
-            noise_estimate="full", model=model, compile_kwargs=FAST,
+            noise_estimate="full", model=model, compile_kwargs=PYTHON,
         )  # fmt: skip
         idata = pm.sample(400, tune=20, chains=2, cores=2, step=step, random_seed=2, **QUIET)
     A, Q = sghmc_map(target.H, 0 * target.H, eta=0.05, alpha=0.4, P=P, n_steps=4)
@@ -204,8 +205,8 @@ def test_same_draws_in_spawned_workers(mp_ctx, tmp_path):
     assert output.stdout.endswith("same\n"), output.stderr
 
 
-# Quickly, in loops/test_inner_loop.py: test_seed_gives_the_same_draws_on_each_backend, and in C
-# test_draws_of_other_rules_are_those_by_hand.
+# Quickly: loops/test_inner_loop.py, test_seed_gives_the_same_draws_on_each_backend, and in C
+# rows/test_streams.py, test_posterior_with_automatic_settings.
 @pytest.mark.parametrize(
     "mode", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("CVM", "NUMBA")), "JAX"]
 )
@@ -477,7 +478,7 @@ def test_interruption_returns_what_was_sampled(cores, tmp_path):
         from table import PaperSGHMC
         from model_collection.small import linear_regression
         with linear_regression() as model:
-            step = PaperSGHMC(learning_rate=1e-4, batch_size=10, compile_kwargs={FAST!r})
+            step = PaperSGHMC(learning_rate=1e-4, batch_size=10, compile_kwargs={PYTHON!r})
             def tell(trace, draw):
                 if draw.draw_idx == 200:
                     print("running", flush=True)
