@@ -471,7 +471,7 @@ def test_another_sampler_is_told_before_its_settings(stopped):
 
 def test_the_same_model_built_again_goes_on(stopped):
     with other_model():
-        step = SGHMC(batch_size=np.int64(20), n_steps=2, compile_kwargs=modes.FAST)
+        step = SGHMC(batch_size=np.int64(20), n_steps=2, compile_kwargs=modes.PYTHON)
         idata = pm.sample(step=step, trace=RunStore(stopped), cores=1, **faults.OPTIONS)
     assert faults.difference(idata) == ""
 
