@@ -50,6 +50,7 @@ def partially_centre(rows: RowModel, model: Model) -> RowModel:
         pull=pt.dvector("pull"),
         above=pt.lvector("above"),
         coupling=pt.dvector("coupling"),
+        whole=pt.dscalar("whole"),
     )
     graphs = [rows.log_prior, *rows.terms, *rows.held.values()]
     written = reparametrised(effects, graphs, rows.parameters, inputs)
@@ -96,6 +97,8 @@ class PartialCentring(Rewrite):
         Numbers of effects, and of those of maybe larger groups that their rows may see with them.
     above, coupling : array
         For each pair and each entry of its first: an entry of the second, and k in use.
+    whole : array
+        1.0 where coordinates are free of a prior's tails and correlation, 0.0 where λ is given.
     shares : array or None
         How far each entry is centred, from 0 to 1, where that isn't λ.
     is_free : bool
@@ -123,6 +126,7 @@ class PartialCentring(Rewrite):
         n_coupled = sum(sizes[i] for i, _ in self.pairs)
         self.above = np.zeros(n_coupled, dtype=np.int64)
         self.coupling = np.zeros(n_coupled)
+        self.whole = np.zeros(())
         self.shares: np.ndarray | None = None
         self.is_free = True
         self._fitted: Chosen | None = None  # what they were chosen by
@@ -171,6 +175,7 @@ class PartialCentring(Rewrite):
         pull: np.ndarray | None = None,
         above: np.ndarray | None = None,
         coupling: np.ndarray | None = None,
+        whole: np.ndarray | float = 0.0,
     ) -> None:
         """Take λ, h, b and k into use; all but λ are 0 where they aren't given."""
         none = np.zeros(self.as_written.size)
@@ -179,6 +184,7 @@ class PartialCentring(Rewrite):
         self.pull = none if pull is None else pull
         self.above = np.zeros_like(self.above) if above is None else above
         self.coupling = np.zeros_like(self.coupling) if coupling is None else coupling
+        self.whole = np.asarray(whole, dtype=float)
 
     def choose(
         self, gradient: MinibatchGradient, *points: np.ndarray | None

@@ -36,6 +36,7 @@ class Coordinates(NamedTuple):
     pull: Array | None = None  # b, that times its mean
     above: Array | None = None  # entries of larger groups, ...
     coupling: Array | None = None  # ... and k
+    whole: float = 0.0  # 1 where a prior's tails and correlation are taken out of coordinates
 
 
 class Chosen(NamedTuple):
@@ -132,6 +133,7 @@ def _conditional(
         pull=np.nan_to_num(pull),
         above=np.concatenate([[], *(none | entries).values()]).astype(np.int64),
         coupling=np.nan_to_num(np.concatenate([[], *(none | coupling).values()])),
+        whole=1.0,
     )
 
 

@@ -7,7 +7,10 @@ a = (u − its mean) / its sd there, which is N(0, 1) whatever τ is. Where rows
 and of those of larger groups, b is b − ku' with the effect u' of the larger group: then all of them
 are N(0, 1) together. A λ that is given instead stands
 for a = uτ^(λ−1), between the two forms (Papaspiliopoulos, Roberts & Sköld 2007; Gorinova, Moore &
-Hoffman 2020). Whatever form a model has, its log-density is written in a here; h, b and λ are
+Hoffman 2020). Correlated coefficients of a group, of covariance CCᵀ, have coordinates together:
+given the rows their precision is diag(h) + (CCᵀ)⁻¹. By themselves they would be in a funnel with
+their correlation. And where a prior is a Student t, a lies in coordinates without its tail, see
+`heavy_tails`. Whatever form a model has, its log-density is written in a here; h, b and λ are
 inputs of the graph. Knows graphs and effects that were found in them, no data and no way of
 choosing these.
 """
@@ -23,10 +26,14 @@ import pytensor.tensor as pt
 
 from pytensor.graph.replace import clone_replace
 
+from pymc_sghmc.hierarchy.correlated_effects import CorrelatedEffects
+from pymc_sghmc.hierarchy.heavy_tails import shrunk, stretched, tail
 from pymc_sghmc.hierarchy.scaled_effects import ScaledEffect
 from pymc_sghmc.models.unknowns import Unknowns
 
 __all__ = ["Reparametrised", "pairs", "reparametrised"]
+
+MOST_TOGETHER = 4  # coefficients of a group: the graph grows with their third power
 
 
 class Reparametrised(NamedTuple):
@@ -50,20 +57,23 @@ class Centring(NamedTuple):
     # for each of `pairs` of effects, for each entry of the first, raveled and joined:
     above: pt.TensorVariable  # the entry of the second that its rows see with it, ...
     coupling: pt.TensorVariable  # ... and k
+    # 1 where coordinates have no tails and no correlation of a prior, 0 where they have, as with λ
+    whole: pt.TensorVariable
 
 
 class _Coordinates(NamedTuple):
     """Of the entries of one effect, in its shape."""
 
-    weights: pt.TensorVariable
-    information: pt.TensorVariable
-    pull: pt.TensorVariable
+    weights: Any
+    information: Any
+    pull: Any
+    whole: Any
 
 
 def pairs(effects: Sequence[ScaledEffect]) -> Iterator[tuple[int, int]]:
     """Yield the numbers of two effects each, the second of which may be that of larger groups."""
     for i, j in itertools.combinations(range(len(effects)), 2):
-        if effects[i].mixing is None and effects[j].mixing is None:
+        if effects[j].mixing is None:
             yield i, j
 
 
@@ -96,27 +106,17 @@ def reparametrised(
     for effect, coordinates in zip(effects, of_effects, strict=True):
         shape = shapes[effect.value.name]
         a = effect.value.type(name=effect.value.name)
-        change = _change(effect, a, coordinates)
-        # broadcast, so that each entry counts once where a scale is shared
-        jacobian = jacobian + pt.broadcast_to(change.log_spread, shape).sum()
-        value = change.value
-        seen = effect.value
+        change = _change(effect, a, shape, coordinates)
+        jacobian = jacobian + change.log_jacobian
         effects_seen[effect.value] = change.effect
         if effect.mixing is not None:
-            C: Any = effect.mixing.factor
-            mixing = effect.mixing
             u = effect.value.type()
-            for product, view in mixing.products:
+            for product, view in effect.mixing.products:
                 products[product] = clone_replace(view, {effect.value: u}, rebuild_strict=False)
-            changes[u] = value
-            value = mixing.along(lambda x, C=C: pt.linalg.solve_triangular(C, x, lower=True), value)
-            seen = mixing.along(lambda x, C=C: C @ x, effect.value)
-            entries = pt.broadcast_to(mixing.over(pt.log(pt.diagonal(C))), shape)
-            jacobian = jacobian - entries.sum()
-        changes[effect.value] = value.astype(effect.value.dtype)
+            changes[u] = change.effect.astype(u.dtype)
+        changes[effect.value] = change.value.astype(effect.value.dtype)
         new[effect.value] = a
-        back = change.shift + pt.exp(-change.log_spread) * (seen - change.middle)
-        inverse[effect.value] = back.astype(effect.value.dtype)
+        inverse[effect.value] = change.back.astype(effect.value.dtype)
     joined = pt.concatenate([v.ravel() for v in unknowns.variables])
     from_model = pt.concatenate([inverse.get(v, v).ravel() for v in unknowns.variables])
     rows_see = pt.concatenate([effects_seen.get(v, v).ravel() for v in unknowns.variables])
@@ -146,7 +146,8 @@ def _coordinates(
         shape = shapes[effect.value.name]
         own = slice(end - math.prod(shape), end)
         parts = (centring.weights[own], centring.information[own], centring.pull[own])
-        found.append(_Coordinates(*(part.reshape(shape) for part in parts)))
+        weights, information, pull = (part.reshape(shape) for part in parts)
+        found.append(_Coordinates(weights, information, pull, centring.whole))
     start = 0
     for i, j in pairs(effects):
         shape = shapes[effects[i].value.name]
@@ -161,35 +162,126 @@ def _coordinates(
 
 
 class _Change(NamedTuple):
-    """The model's value of an effect, in its coordinate a: middle + spread (a − shift)."""
+    """An effect in its coordinate a."""
 
-    value: Any
-    effect: Any  # itself, of which the value is a part where it is divided by its scale
-    middle: Any
-    log_spread: Any
-    shift: Any
+    value: Any  # the model's variable
+    effect: Any  # u, which rows see
+    log_jacobian: Any  # of the variable by a, summed over all entries
+    back: Any  # a, as a graph of the model's variables
 
 
-def _change(effect: ScaledEffect, a: pt.TensorVariable, centring: _Coordinates) -> _Change:
-    """Write an effect in its coordinate a.
+def _change(
+    effect: ScaledEffect, a: pt.TensorVariable, shape: tuple[int, ...], coordinates: _Coordinates
+) -> _Change:
+    """Write an effect in its coordinate a."""
+    if effect.mixing is not None and shape[effect.mixing.axis] <= MOST_TOGETHER:
+        return _together(effect, a, effect.mixing.factor, effect.mixing.axis, shape, coordinates)
+    if effect.factor is not None and shape[1] <= MOST_TOGETHER:
+        return _together(effect, a, effect.factor, 1, shape, coordinates)
+    return _by_entry(effect, a, shape, coordinates)
 
-    u = w (μ + τ²b) + √w τ^(1−λ) (a − λμ) with w = 1/(1 + hτ²), and u/τ where effects are
+
+def _by_entry(
+    effect: ScaledEffect, a: pt.TensorVariable, shape: tuple[int, ...], coordinates: _Coordinates
+) -> _Change:
+    """Write entries of an effect one by one.
+
+    u = w (μ + τ²b) + √w τ^(1−λ) S(a − λμ) with w = 1/(1 + hτ²), and u/τ where effects are
     multiplied by their scale.
     """
     is_divided = effect.mixing is None and not effect.written  # by its scale
     # exp and log, whose derivatives are at hand, take a third of the time of powers
     log_scale = pt.log(effect.scale)
-    more = pt.log1p(centring.information * pt.exp(2 * log_scale))  # −log w
-    powers = (0.0 if is_divided else 1.0) - centring.weights
-    pulled = pt.exp((1.0 if is_divided else 2.0) * log_scale) * centring.pull
+    ratio = coordinates.information * pt.exp(2 * log_scale)
+    more = pt.log1p(ratio)  # −log w
+    powers = (0.0 if is_divided else 1.0) - coordinates.weights
+    pulled = pt.exp((1.0 if is_divided else 2.0) * log_scale) * coordinates.pull
     middle = pt.exp(-more) * (effect.location + pulled)
     log_spread = powers * log_scale - 0.5 * more
-    shift = centring.weights * effect.location
-    value = middle + pt.exp(log_spread) * (a - shift)
-    return _Change(
-        value=value,
-        effect=effect.scale * value if is_divided else value,
-        middle=middle,
-        log_spread=log_spread,
-        shift=shift,
-    )
+    shift = coordinates.weights * effect.location
+    has_tail = effect.freedom is not None and effect.mixing is None
+    of_tail = coordinates.whole * tail(effect.freedom, ratio) if has_tail else None
+    standard = a - shift
+    log_slope = log_spread
+    if of_tail is not None:
+        without_tail = stretched(standard, of_tail)
+        standard = without_tail.value
+        log_slope = log_slope + without_tail.log_slope
+    value = middle + pt.exp(log_spread) * standard
+    # broadcast, so that each entry counts once where a scale is shared
+    log_jacobian = pt.broadcast_to(log_slope, shape).sum()
+    u = effect.scale * value if is_divided else value
+    seen = effect.value
+    mixing = effect.mixing
+    if mixing is not None:
+        C = mixing.factor
+        value = mixing.along(lambda x: pt.linalg.solve_triangular(C, x, lower=True), value)
+        seen = mixing.along(lambda x: C @ x, effect.value)
+        entries = pt.broadcast_to(mixing.over(pt.log(pt.diagonal(C))), shape)
+        log_jacobian = log_jacobian - entries.sum()
+    back = pt.exp(-log_spread) * (seen - middle)
+    if of_tail is not None:
+        back = shrunk(back, of_tail)
+    return _Change(value=value, effect=u, log_jacobian=log_jacobian, back=shift + back)
+
+
+def _together(
+    effect: ScaledEffect,
+    a: pt.TensorVariable,
+    C: Any,
+    axis: int,
+    shape: tuple[int, ...],
+    coordinates: _Coordinates,
+) -> _Change:
+    """Write the correlated coefficients of each group together.
+
+    u = μ + Cv, where coordinates are by the rows, with v of S(a) as in `correlated_effects`. With a
+    given λ v is a, and u = μ + τ^(1−λ)(a − λμ).
+    """
+
+    def rows(x: Any) -> list[Any]:
+        """Return an array of all groups for each coefficient."""
+        entries = pt.broadcast_to(x, shape)
+        return [entries[k] if axis == 0 else entries[:, k] for k in numbers]
+
+    def joined(x: Sequence[Any]) -> Any:
+        return pt.stack(x, axis=axis)
+
+    numbers = range(shape[axis])
+    whole = coordinates.whole
+    location = rows(effect.location)
+    weights = rows(coordinates.weights)
+    law = CorrelatedEffects(C, rows(coordinates.information), rows(coordinates.pull), location)
+    standard = rows(a)
+    log_slopes = law.log_slopes
+    tails = None
+    if effect.freedom is not None:
+        freedoms = zip(rows(effect.freedom), law.ratios, strict=True)
+        tails = [whole * tail(freedom, ratio) for freedom, ratio in freedoms]
+        without_tails = [stretched(x, one) for x, one in zip(standard, tails, strict=True)]
+        standard = [x.value for x in without_tails]
+        log_slopes = [s + x.log_slope for s, x in zip(log_slopes, without_tails, strict=True)]
+    v = law.v_of(standard)
+    mixed = law.mixed(v)
+    units = [pt.exp((1 - weights[k]) * law.log_scales[k]) for k in numbers]  # by λ
+    shifts = [weights[k] * location[k] for k in numbers]
+    # what is 0 with coordinates by the rows, also after C⁻¹
+    other = [(1 - whole) * (units[k] * (v[k] - shifts[k]) - mixed[k]) for k in numbers]
+    diagonal = [whole * law.C[k][k] + (1 - whole) * units[k] for k in numbers]
+    log_slopes = [s + pt.log(t) for s, t in zip(log_slopes, diagonal, strict=True)]
+    u = joined([location[k] + mixed[k] + other[k] for k in numbers])
+    value = u
+    seen = rows(effect.value)
+    if effect.mixing is not None:
+        z = pt.stack(v) + pt.linalg.solve_triangular(C, pt.stack(other), lower=True)
+        value = joined([z[k] for k in numbers])
+        log_slopes = [s - pt.log(law.C[k][k]) for k, s in enumerate(log_slopes)]
+        seen = law.mixed(seen)
+    moved = [seen[k] - location[k] + (1 - whole) * units[k] * shifts[k] for k in numbers]
+    back = law.standard_of(law.unmixed(moved, whole, diagonal))
+    if tails is not None:
+        back = [shrunk(x, one) for x, one in zip(back, tails, strict=True)]
+    # broadcast, so that each group counts where a slope is the same for all
+    of_groups = [pt.broadcast_to(slope, (shape[1 - axis],)) for slope in log_slopes]
+    log_jacobian = pt.stack(of_groups).sum()
+    return _Change(value=value, effect=u, log_jacobian=log_jacobian, back=joined(back))

@@ -35,11 +35,19 @@ class ScaledEffect(NamedTuple):
     written: float  # λ of the form in which the model is written: 1 as u ~ N(μ, τ), 0 as τz or Cz
     mixing: Mixing | None = None  # C of the latter, with the lengths of whose rows as τ
     products: Sequence[Product] = ()  # of that form: τz in the rows' graphs, if that is known
+    freedom: Any = None  # ν, broadcastable to its shape, where the prior is a Student t
+    factor: Any = None  # of a prior's covariance, C as in ``mixing``, of coefficients by group
 
     @property
     def needs(self) -> list[pt.TensorVariable]:
         """What location and scale are computed from."""
         return [self.location, self.scale]
+
+    def without_unknown_freedom(self, variables: Sequence[pt.TensorVariable]) -> "ScaledEffect":
+        """Return the effect without its ν if that depends on what the step doesn't sample."""
+        if self.freedom is None or set(variables).issuperset(told_by([self.freedom])):
+            return self
+        return self._replace(freedom=None)
 
 
 def scaled_effects(
@@ -68,7 +76,8 @@ def scaled_effects(
             continue
         forms = _as_prior(model, rv, value), _as_product(model, rv, value, terms, unknowns)
         known = [one for one in forms if one is not None and _is_known(one, variables)]
-        found += [one for one in known if is_positive(one.scale, unknowns)][:1]
+        positive = [one for one in known if is_positive(one.scale, unknowns)]
+        found += [one.without_unknown_freedom(variables) for one in positive[:1]]
     by_value = {one.value: one for one in found}
     needs = {
         one.value: [v for v in ancestors(one.needs) if v in by_value and v is not one.value]
@@ -95,12 +104,26 @@ def _as_prior(model: Model, rv: pt.TensorVariable, value: pt.TensorVariable) -> 
     parameters = op.dist_params(rv.owner)
     if isinstance(op, LOCATION_AND_SCALE):
         location, scale = model.replace_rvs_by_values(list(parameters[-2:]))
-        return ScaledEffect(value, location, scale, 1.0)
+        freedom = _freedom(model, rv)
+        return ScaledEffect(value, location, scale, 1.0, freedom=freedom)
     if isinstance(op, type(pm.MvNormal.rv_op)):
         location, covariance = model.replace_rvs_by_values(list(parameters))
         variances = pt.diagonal(covariance, axis1=-2, axis2=-1)
-        return ScaledEffect(value, location, pt.sqrt(variances), 1.0)
+        is_shared = all(covariance.type.broadcastable[:-2])  # by all groups
+        factor = None
+        if is_shared and value.type.ndim == 2:
+            factor = pt.linalg.cholesky(covariance.reshape(covariance.shape[-2:]))
+        return ScaledEffect(value, location, pt.sqrt(variances), 1.0, factor=factor)
     return None
+
+
+def _freedom(model: Model, rv: pt.TensorVariable) -> Any:
+    """Return ν of a Student t prior, None of another."""
+    op = rv.owner.op
+    if not isinstance(op, type(pm.StudentT.rv_op)):
+        return None
+    [freedom] = model.replace_rvs_by_values([op.dist_params(rv.owner)[0]])
+    return freedom
 
 
 def _as_product(
@@ -124,7 +147,8 @@ def _as_product(
         scale = found.mixing.over(pt.sqrt(pt.square(found.mixing.factor).sum(axis=1)))
     if scale is None:
         return None
-    return ScaledEffect(value, pt.zeros(()), scale, 0.0, found.mixing, found.products)
+    freedom = _freedom(model, rv)
+    return ScaledEffect(value, pt.zeros(()), scale, 0.0, found.mixing, found.products, freedom)
 
 
 def _is_known(one: ScaledEffect, variables: Sequence[pt.TensorVariable]) -> bool:

@@ -167,6 +167,7 @@ def random_coordinates(centring, rng):
         "pull": rng.standard_normal(n),
         "above": np.concatenate([np.zeros(0, dtype=int), *above]),
         "coupling": rng.standard_normal(centring.coupling.size),
+        "whole": 1.0,
     }
 
 
@@ -176,12 +177,12 @@ def test_density_is_the_models_with_the_jacobian_of_the_change(build):
     centring = centring_of(density)
     assert set(density.group_coefficients) == EFFECTS[build]
     logp, rng = model.compile_logp(**FAST), np.random.default_rng(0)
-    for i in range(4):
+    for i in range(5):
         # the model's own first; without the Jacobian the others are red
         n = centring.as_written.size
         weights = centring.as_written if i == 0 else rng.random(n)
         by_rows = random_coordinates(centring, rng) if i > 1 else {}
-        centring.set_coordinates(weights, **by_rows)
+        centring.set_coordinates(weights, **by_rows | ({"whole": 0.0} if i == 2 else {}))
         x = density.from_model(unknowns.ravel(point)) + 0.4 * rng.standard_normal(unknowns.d)
         expected, sign, log_jacobian = by_way_of_the_model(density, logp, unknowns, point, x)
         own = i == 0 and build not in MIXED
