@@ -4,6 +4,8 @@ Each entry of an effect u of scale τ has a coordinate a, see `reparametrisation
 and compiled graphs, and no way of choosing how far effects are centred.
 """
 
+import itertools
+
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,6 +23,7 @@ from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.rewrite import MeanField, Rewrite
 from pymc_sghmc.gradients.row_coordinates import LinearRows
 from pymc_sghmc.hierarchy.centring_choice import Chosen, choose
+from pymc_sghmc.hierarchy.packed_factors import PackedFactor, packed_factors
 from pymc_sghmc.hierarchy.reparametrisation import (
     Centring,
     Reparametrised,
@@ -53,11 +56,12 @@ def partially_centre(rows: RowModel, model: Model) -> RowModel:
         whole=pt.dscalar("whole"),
     )
     graphs = [rows.log_prior, *rows.terms, *rows.held.values()]
-    written = reparametrised(effects, graphs, rows.parameters, inputs)
+    factors = packed_factors(model, rows.parameters)
+    written = reparametrised(effects, factors, graphs, rows.parameters, inputs)
     log_prior, *graphs = written.graphs
     terms = graphs[: len(rows.terms)]
     held = graphs[len(rows.terms) :]
-    centring = PartialCentring(effects, rows, written, inputs)
+    centring = PartialCentring(effects, factors, rows, written, inputs)
     likelihoods = [
         replace(likelihood, log_likelihood=term)
         for likelihood, term in zip(rows.likelihoods, terms, strict=True)
@@ -78,6 +82,8 @@ class PartialCentring(Rewrite):
     Parameters
     ----------
     effects : list of ScaledEffect
+    factors : list of PackedFactor
+        Of covariances, whose coordinates change with those of effects.
     rows : RowModel
         In the model's own coordinates.
     written : Reparametrised
@@ -110,6 +116,7 @@ class PartialCentring(Rewrite):
     def __init__(
         self,
         effects: list[ScaledEffect],
+        factors: list[PackedFactor],
         rows: RowModel,
         written: Reparametrised,
         inputs: Centring,
@@ -118,6 +125,7 @@ class PartialCentring(Rewrite):
         self.group_coefficients = {
             effect.value.name: parameters.places[effect.value.name] for effect in effects
         }
+        self._factors = [parameters.places[factor.value.name] for factor in factors]
         sizes = [place.stop - place.start for place in self.group_coefficients.values()]
         self.as_written = np.repeat([effect.written for effect in effects], sizes)
         self.weights = self.as_written
@@ -214,7 +222,8 @@ class PartialCentring(Rewrite):
         in_use = self._in_use
         self.set_coordinates(np.zeros(self.as_written.size))
         own_mean = self.to_model(mean)
-        moved = [(place, self.to_model(point)) for place, point in self.moved(mean, sds)]
+        points = itertools.chain(self.moved(mean, sds), self._moved_factors(mean, sds))
+        moved = [(place, self.to_model(point)) for place, point in points]
         self.set_coordinates(*in_use)
         here = self.from_model(own_mean).astype(float)
         sds = sds.copy()
@@ -244,6 +253,16 @@ class PartialCentring(Rewrite):
             point = position.copy()
             point[place] += by[place]
             yield place, point
+
+    def _moved_factors(
+        self, position: np.ndarray, by: np.ndarray
+    ) -> Iterator[tuple[slice, np.ndarray]]:
+        """Move the entries of factors one after the other."""
+        for place in self._factors:
+            for i in range(place.start, place.stop):
+                point = position.copy()
+                point[i] += by[i]
+                yield slice(i, i + 1), point
 
     def taken_fit(self, start: np.ndarray) -> GaussianFit | None:
         """Return the fit that was made when λ was chosen, if it began here; data may change."""

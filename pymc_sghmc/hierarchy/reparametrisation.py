@@ -28,6 +28,7 @@ from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.hierarchy.correlated_effects import CorrelatedEffects
 from pymc_sghmc.hierarchy.heavy_tails import shrunk, stretched, tail
+from pymc_sghmc.hierarchy.packed_factors import PackedFactor
 from pymc_sghmc.hierarchy.scaled_effects import ScaledEffect
 from pymc_sghmc.models.unknowns import Unknowns
 
@@ -79,6 +80,7 @@ def pairs(effects: Sequence[ScaledEffect]) -> Iterator[tuple[int, int]]:
 
 def reparametrised(
     effects: Sequence[ScaledEffect],
+    factors: Sequence[PackedFactor],
     graphs: Sequence[pt.TensorVariable],
     unknowns: Unknowns,
     centring: Centring,
@@ -90,6 +92,8 @@ def reparametrised(
     Parameters
     ----------
     effects : list of ScaledEffect
+    factors : list of PackedFactor
+        Of covariances, which effects may depend on.
     graphs : list of TensorVariable
         In the model's variables.
     unknowns : Unknowns
@@ -117,6 +121,13 @@ def reparametrised(
         changes[effect.value] = change.value.astype(effect.value.dtype)
         new[effect.value] = a
         inverse[effect.value] = change.back.astype(effect.value.dtype)
+    for factor in factors:
+        coordinates = factor.value.type(name=factor.value.name)
+        written = factor.written(coordinates, centring.whole)
+        jacobian = jacobian + written.log_jacobian
+        changes[factor.value] = written.value.astype(factor.value.dtype)
+        new[factor.value] = coordinates
+        inverse[factor.value] = written.back.astype(factor.value.dtype)
     joined = pt.concatenate([v.ravel() for v in unknowns.variables])
     from_model = pt.concatenate([inverse.get(v, v).ravel() for v in unknowns.variables])
     rows_see = pt.concatenate([effects_seen.get(v, v).ravel() for v in unknowns.variables])
