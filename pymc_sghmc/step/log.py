@@ -144,13 +144,24 @@ def _settings(tuner: Tuner, preconditioner: str, tuning: Any, learning_rate: flo
 
 def _log_size_of_effects(sampler: str, tuner: Tuner, recovers: bool) -> None:
     marginal = marginal_of(tuner.gradient.density)
-    if marginal is None or not recovers:
+    if marginal is None:
         return
     n_values = marginal.n_groups * marginal.k
-    if n_values >= MANY_VALUES:
+    if n_values < MANY_VALUES:
+        return
+    names = ", ".join(marginal.names)
+    size = (
+        f"a draw takes {8e-6 * n_values:,.1f} MB or more, 1,000 draws of four chains "
+        f"{0.032 * n_values / 1e3:,.0f} GB"
+    )
+    if recovers:
         _log.info(
-            f"{sampler}: with {', '.join(marginal.names)} a draw takes {8e-6 * n_values:,.1f} MB "
-            f"or more, 1,000 draws of four chains {0.032 * n_values / 1e3:,.0f} GB. If that is too "
-            "much, pass recover=False to the step and var_names without them to pm.sample, and "
-            "draw them afterwards with recover_effects."
+            f"{sampler}: with {names} {size}. If that is too much, pass recover=False to the step "
+            "and var_names without them to pm.sample, and draw them afterwards with "
+            "recover_effects."
+        )
+    else:
+        _log.info(
+            f"{sampler}: with recover=False {names} is NaN in all draws, and PyMC stores that: "
+            f"{size}. Pass var_names without {names} to pm.sample."
         )

@@ -876,7 +876,10 @@ def test_effects_by_row_need_no_value_in_a_centre_and_memory_is_told(caplog, mon
         assert (point["b"], point["tau_log__"]) == (0.5, 0.0)
         with pytest.raises(ValueError, match=r"centre: has no value of tau\."):
             SGHMC(centre={"b": 0.5}, **options)
-    assert "recover=False" in caplog.text and "var_names" in caplog.text
+        assert "recover=False" in caplog.text and "var_names" in caplog.text
+        caplog.clear()
+        SGHMC(centre={"tau_log__": 0.0, "b": 0.5}, recover=False, **options)
+    assert "u is NaN in all draws" in caplog.text and "var_names without u" in caplog.text
 
 
 def test_minibatches_where_no_gaussian_is_near_are_warned_of(caplog):
