@@ -29,6 +29,7 @@ from pymc_sghmc.hierarchy.reparametrisation import (
     Reparametrised,
     pairs,
     reparametrised,
+    shared_variables,
 )
 from pymc_sghmc.hierarchy.scaled_effects import ScaledEffect, scaled_effects
 from pymc_sghmc.models.row_model import Input, RowModel
@@ -53,15 +54,19 @@ def partially_centre(rows: RowModel, model: Model) -> RowModel:
         pull=pt.dvector("pull"),
         above=pt.lvector("above"),
         coupling=pt.dvector("coupling"),
+        columns=pt.lvector("columns"),
+        by_shared=pt.dmatrix("by_shared"),
         whole=pt.dscalar("whole"),
     )
     graphs = [rows.log_prior, *rows.terms, *rows.held.values()]
     factors = packed_factors(model, rows.parameters)
-    written = reparametrised(effects, factors, graphs, rows.parameters, inputs)
+    shared = shared_variables(model, effects, rows.parameters)
+    written = reparametrised(effects, factors, graphs, rows.parameters, shared, inputs)
     log_prior, *graphs = written.graphs
     terms = graphs[: len(rows.terms)]
     held = graphs[len(rows.terms) :]
-    centring = PartialCentring(effects, factors, rows, written, inputs)
+    places = [rows.parameters.places[variable.name] for variable in shared]
+    centring = PartialCentring(effects, factors, places, rows, written, inputs)
     likelihoods = [
         replace(likelihood, log_likelihood=term)
         for likelihood, term in zip(rows.likelihoods, terms, strict=True)
@@ -84,6 +89,8 @@ class PartialCentring(Rewrite):
     effects : list of ScaledEffect
     factors : list of PackedFactor
         Of covariances, whose coordinates change with those of effects.
+    shared : list of slice
+        Places of variables that all groups share, on which coordinates may depend.
     rows : RowModel
         In the model's own coordinates.
     written : Reparametrised
@@ -103,6 +110,10 @@ class PartialCentring(Rewrite):
         Numbers of effects, and of those of maybe larger groups that their rows may see with them.
     above, coupling : array
         For each pair and each entry of its first: an entry of the second, and k in use.
+    shared : array
+        Places in a position of the entries of variables that all groups share.
+    columns, by_shared : array
+        Numbers among these with which b falls, (m,), and by how much, (n, m).
     whole : array
         1.0 where coordinates are free of a prior's tails and correlation, 0.0 where λ is given.
     shares : array or None
@@ -117,6 +128,7 @@ class PartialCentring(Rewrite):
         self,
         effects: list[ScaledEffect],
         factors: list[PackedFactor],
+        shared: list[slice],
         rows: RowModel,
         written: Reparametrised,
         inputs: Centring,
@@ -134,6 +146,9 @@ class PartialCentring(Rewrite):
         n_coupled = sum(sizes[i] for i, _ in self.pairs)
         self.above = np.zeros(n_coupled, dtype=np.int64)
         self.coupling = np.zeros(n_coupled)
+        self.shared = np.concatenate([[], *(np.r_[place] for place in shared)]).astype(np.int64)
+        self.columns = np.zeros(0, dtype=np.int64)
+        self.by_shared = np.zeros((self.as_written.size, 0))
         self.whole = np.zeros(())
         self.shares: np.ndarray | None = None
         self.is_free = True
@@ -183,6 +198,8 @@ class PartialCentring(Rewrite):
         pull: np.ndarray | None = None,
         above: np.ndarray | None = None,
         coupling: np.ndarray | None = None,
+        columns: np.ndarray | None = None,
+        by_shared: np.ndarray | None = None,
         whole: np.ndarray | float = 0.0,
     ) -> None:
         """Take λ, h, b and k into use; all but λ are 0 where they aren't given."""
@@ -192,6 +209,9 @@ class PartialCentring(Rewrite):
         self.pull = none if pull is None else pull
         self.above = np.zeros_like(self.above) if above is None else above
         self.coupling = np.zeros_like(self.coupling) if coupling is None else coupling
+        self.columns = np.zeros(0, dtype=np.int64) if columns is None else columns
+        no_columns = np.zeros((self.as_written.size, self.columns.size))
+        self.by_shared = no_columns if by_shared is None else by_shared
         self.whole = np.asarray(whole, dtype=float)
 
     def choose(

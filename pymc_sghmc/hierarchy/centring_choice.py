@@ -26,6 +26,8 @@ __all__ = ["Chosen", "Coordinates", "choose"]
 
 STEP = 1e-3  # prior standard deviations, of differences of gradients
 N_PAIRS = 8  # of draws ±z from the fit
+STRONG = 0.3  # share of a shared parameter's precision that rows tell with effects known alone
+MOST_COLUMNS = 10  # shared parameters that coordinates depend on
 
 
 class Coordinates(NamedTuple):
@@ -36,6 +38,8 @@ class Coordinates(NamedTuple):
     pull: Array | None = None  # b, that times its mean
     above: Array | None = None  # entries of larger groups, ...
     coupling: Array | None = None  # ... and k
+    columns: Array | None = None  # entries of variables that all groups share, ...
+    by_shared: Array | None = None  # ... and by how much b falls with them
     whole: float = 0.0  # 1 where a prior's tails and correlation are taken out of coordinates
 
 
@@ -75,7 +79,7 @@ def choose(gradient: MinibatchGradient, centring: "PartialCentring", start: Arra
     draws = _draws(independent)
     scales = np.array([centring.scales(draw) for draw in draws])
     information = _information(counted, draws, scales, places)
-    coordinates = _conditional(counted, centring, independent.mean, information)
+    coordinates = _conditional(counted, centring, independent, information)
     assert coordinates.information is not None
     ratios = coordinates.information * np.square(centring.scales(independent.mean))
     chosen = Chosen(coordinates, shares=ratios / (1 + ratios), independent=independent)
@@ -88,7 +92,7 @@ def choose(gradient: MinibatchGradient, centring: "PartialCentring", start: Arra
 
 
 def _conditional(
-    counted: CountedPasses, centring: "PartialCentring", point: Array, information: Array
+    counted: CountedPasses, centring: "PartialCentring", independent: MeanField, information: Array
 ) -> Coordinates:
     """Choose coordinates in which effects are N(0, 1), given those of larger groups.
 
@@ -97,11 +101,12 @@ def _conditional(
     counted : CountedPasses
     centring : PartialCentring
         With z = (u − μ)/τ as coordinates.
-    point : array of shape (d,)
-        Where the likelihood's slope is taken.
+    independent : MeanField
+        At whose mean the likelihood's slope is taken.
     information : array of shape (n,)
         Typical curvature of the likelihood in u.
     """
+    point = independent.mean
     names = list(centring.group_coefficients)
     places = list(centring.group_coefficients.values())
     effects = np.concatenate([np.r_[place] for place in places])
@@ -110,11 +115,15 @@ def _conditional(
     scale = centring.scales(point)
     u = centring.effects(point)[effects]
     z = point[effects]
-    hessian = _hessian_of_effects(counted, point, effects, information * np.square(scale))
+    typical = information * np.square(scale)
+    hessian, shared = _hessian_of_effects(counted, point, effects, centring.shared, typical)
     slope = np.nan_to_num(counted.likelihood(point)[effects])
-    found = conditional_laws(hessian, slope, z, parts, centring.pairs)
+    found = conditional_laws(hessian, slope, z, parts, centring.pairs, shared)
     h = found.precision / np.square(scale)
     pull = found.linear / scale + h * (u - scale * z)
+    # as with larger groups: what an effect's own mean tells of a parameter isn't counted twice
+    means = _by_shared(centring, point)[effects]
+    by_shared = found.shared / scale[:, None] - h[:, None] * means
     coupling = {}
     by_effect = centring.derivatives(point)
     for (i, j), block in found.blocks.items():
@@ -125,6 +134,10 @@ def _conditional(
         by_mean = np.where(share != 0, h[own] * by_effect[names[j]][places[i]], 0.0)
         coupling[i, j] = (share - by_mean) / scale[above]
         pull[own] += coupling[i, j] * u[above] - share * z[above]
+        by_shared[own] -= coupling[i, j][:, None] * means[above]
+    columns = _strong(by_shared, h + 1 / np.square(scale), independent.sds[centring.shared])
+    by_shared = np.nan_to_num(by_shared[:, columns])
+    pull += by_shared @ point[centring.shared[columns]]
     none = {pair: np.zeros(parts[pair[0]].stop - parts[pair[0]].start) for pair in centring.pairs}
     entries = {pair: block.above for pair, block in found.blocks.items()}
     return Coordinates(
@@ -133,21 +146,55 @@ def _conditional(
         pull=np.nan_to_num(pull),
         above=np.concatenate([[], *(none | entries).values()]).astype(np.int64),
         coupling=np.nan_to_num(np.concatenate([[], *(none | coupling).values()])),
+        columns=columns,
+        by_shared=by_shared,
         whole=1.0,
     )
 
 
 def _hessian_of_effects(
-    counted: CountedPasses, point: Array, effects: Array, typical: Array
-) -> csr_array:
-    """Hessian of −log-likelihood by effects at a point, rescaled to a typical diagonal."""
+    counted: CountedPasses, point: Array, effects: Array, shared: Array, typical: Array
+) -> tuple[csr_array, Array]:
+    """Hessian of −log-likelihood by effects at a point, rescaled to a typical diagonal.
+
+    And by effects and shared parameters.
+    """
     whole = counted.likelihood_hessian(point)
     if whole is None:
-        return diags_array(typical).tocsr()
-    hessian = whole[effects][:, effects]
+        return diags_array(typical).tocsr(), np.zeros((effects.size, shared.size))
+    of_effects = csr_array(whole[effects])
+    hessian = of_effects[:, effects]
     with np.errstate(all="ignore"):
         weight = np.sqrt(np.nan_to_num(typical / hessian.diagonal(), posinf=0.0))
-    return (diags_array(weight) @ hessian @ diags_array(weight)).tocsr()
+    rescaled = (diags_array(weight) @ hessian @ diags_array(weight)).tocsr()
+    return rescaled, np.square(weight)[:, None] * of_effects[:, shared].toarray()
+
+
+def _by_shared(centring: "PartialCentring", point: Array) -> Array:
+    """How effects, in the places of a position, change with shared parameters, (d, m)."""
+    here = centring.effects(point)
+    columns = np.zeros((point.size, centring.shared.size))
+    for column, i in zip(columns.T, centring.shared, strict=True):
+        moved = point.copy()
+        moved[i] += 1.0
+        column[:] = centring.effects(moved) - here
+    return columns
+
+
+def _strong(by_shared: Array, precision: Array, sds: Array) -> Array:
+    """Numbers of shared parameters much of whose precision is lost without the effects.
+
+    Parameters
+    ----------
+    by_shared : array of shape (n, m)
+    precision : array of shape (n,)
+        Of effects, given all else.
+    sds : array of shape (m,)
+        Of shared parameters, given all else.
+    """
+    lost = np.square(sds) * (np.square(by_shared) / precision[:, None]).sum(axis=0)
+    order = np.argsort(-np.nan_to_num(lost), kind="stable")[:MOST_COLUMNS]
+    return np.sort(order[np.nan_to_num(lost)[order] > STRONG])
 
 
 def _draws(independent: MeanField) -> Array:

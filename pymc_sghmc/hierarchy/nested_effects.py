@@ -38,6 +38,7 @@ class Nested(NamedTuple):
     linear: Array  # coefficient of z, at zero of all effects of larger groups, (n,)
     # of pairs that are nested: by how much ``linear`` of the first falls with z of the second
     blocks: dict[tuple[int, int], Block]
+    shared: Array  # by how much ``linear`` falls with shared parameters, (n, m)
 
 
 def conditional_laws(
@@ -46,6 +47,7 @@ def conditional_laws(
     z: Array,
     places: Sequence[slice],
     pairs: Sequence[tuple[int, int]],
+    shared: Array,
 ) -> Nested:
     """Take the likelihood of standardised effects z, beside which they are N(0, 1), level by level.
 
@@ -63,12 +65,15 @@ def conditional_laws(
         Of the effects, those of larger groups last.
     pairs : list of (int, int)
         Of these that may be nested.
+    shared : array of shape (n, m)
+        Second derivatives of −log-likelihood by z and by parameters that all groups share.
     """
     blocks = {pair: _block(hessian, places, *pair) for pair in pairs}
     nested = {pair: block for pair, block in blocks.items() if block is not None}
     sizes = [place.stop - place.start for place in places]
     precision = hessian.diagonal().copy()
     linear = slope + precision * z
+    shared = shared.copy()
     for (i, j), block in nested.items():
         linear[places[i]] += block.size * z[places[j]][block.above]
         linear[places[j]] += block.summed(z[places[i]], sizes[j])
@@ -78,6 +83,8 @@ def conditional_laws(
         for j, block in larger.items():
             precision[places[j]] -= block.summed(variance * block.size, sizes[j])
             linear[places[j]] -= block.summed(variance * linear[own], sizes[j])
+            for column, own_column in zip(shared[places[j]].T, shared[own].T, strict=True):
+                column -= block.summed(variance * own_column, sizes[j])
             for k, other in larger.items():
                 if (j, k) in nested:
                     between = nested[j, k]
@@ -87,6 +94,7 @@ def conditional_laws(
         precision=np.maximum(precision, 0.0),
         linear=linear,
         blocks=nested,
+        shared=shared,
     )
 
 

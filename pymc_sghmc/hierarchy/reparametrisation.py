@@ -5,25 +5,27 @@ u/τ makes a ridge where they say much. If the likelihood of u is about Gaussian
 and b = h times its mean, then u given τ is Gaussian with precision h + 1/τ², and has the coordinate
 a = (u − its mean) / its sd there, which is N(0, 1) whatever τ is. Where rows see the sum of effects
 and of those of larger groups, b is b − ku' with the effect u' of the larger group: then all of them
-are N(0, 1) together. A λ that is given instead stands
-for a = uτ^(λ−1), between the two forms (Papaspiliopoulos, Roberts & Sköld 2007; Gorinova, Moore &
-Hoffman 2020). Correlated coefficients of a group, of covariance CCᵀ, have coordinates together:
-given the rows their precision is diag(h) + (CCᵀ)⁻¹. By themselves they would be in a funnel with
-their correlation. And where a prior is a Student t, a lies in coordinates without its tail, see
-`heavy_tails`. Whatever form a model has, its log-density is written in a here; h, b and λ are
-inputs of the graph. Knows graphs and effects that were found in them, no data and no way of
-choosing these.
+are N(0, 1) together. In the same way b falls with parameters that all groups share, such as an
+intercept, which is known less well than what rows see of it and an effect together. A λ that is
+given instead stands for a = uτ^(λ−1), between the two forms (Papaspiliopoulos, Roberts & Sköld
+2007; Gorinova, Moore & Hoffman 2020). Correlated coefficients of a group, of covariance CCᵀ, have
+coordinates together: given the rows their precision is diag(h) + (CCᵀ)⁻¹. By themselves they would
+be in a funnel with their correlation. And where a prior is a Student t, a lies in coordinates
+without its tail, see `heavy_tails`. Whatever form a model has, its log-density is written in a
+here; h, b and λ are inputs of the graph. Knows graphs and effects that were found in them, no data
+and no way of choosing these.
 """
 
 import itertools
 import math
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
 
+from pymc.model import Model
 from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.hierarchy.correlated_effects import CorrelatedEffects
@@ -32,8 +34,9 @@ from pymc_sghmc.hierarchy.packed_factors import PackedFactor
 from pymc_sghmc.hierarchy.scaled_effects import ScaledEffect
 from pymc_sghmc.models.unknowns import Unknowns
 
-__all__ = ["Reparametrised", "pairs", "reparametrised"]
+__all__ = ["Centring", "Reparametrised", "pairs", "reparametrised", "shared_variables"]
 
+MOST_SHARED = 200  # entries of a variable that groups share
 MOST_TOGETHER = 4  # coefficients of a group: the graph grows with their third power
 
 
@@ -58,6 +61,9 @@ class Centring(NamedTuple):
     # for each of `pairs` of effects, for each entry of the first, raveled and joined:
     above: pt.TensorVariable  # the entry of the second that its rows see with it, ...
     coupling: pt.TensorVariable  # ... and k
+    # of `shared_variables`, raveled and joined: numbers of entries with which b falls, (m,), ...
+    columns: pt.TensorVariable
+    by_shared: pt.TensorVariable  # ... and by how much, (n, m)
     # 1 where coordinates have no tails and no correlation of a prior, 0 where they have, as with λ
     whole: pt.TensorVariable
 
@@ -78,11 +84,26 @@ def pairs(effects: Sequence[ScaledEffect]) -> Iterator[tuple[int, int]]:
             yield i, j
 
 
+def shared_variables(
+    model: Model, effects: Sequence[ScaledEffect], unknowns: Unknowns
+) -> list[pt.TensorVariable]:
+    """Return variables that rows may see as they see effects: on the real line, and no effects."""
+    of_effects = {effect.value for effect in effects}
+    found = []
+    for variable, shape in zip(unknowns.variables, unknowns.shapes, strict=True):
+        rv = model.values_to_rvs.get(variable)
+        is_real = rv is not None and model.rvs_to_transforms[rv] is None
+        if is_real and variable not in of_effects and math.prod(shape) <= MOST_SHARED:
+            found.append(variable)
+    return found
+
+
 def reparametrised(
     effects: Sequence[ScaledEffect],
     factors: Sequence[PackedFactor],
     graphs: Sequence[pt.TensorVariable],
     unknowns: Unknowns,
+    shared: Sequence[pt.TensorVariable],
     centring: Centring,
 ) -> Reparametrised:
     """Write graphs in the coordinates a, and the change of coordinates with them.
@@ -97,6 +118,8 @@ def reparametrised(
     graphs : list of TensorVariable
         In the model's variables.
     unknowns : Unknowns
+    shared : list of TensorVariable
+        Variables of the model on which effects' coordinates may depend, see `shared_variables`.
     centring : Centring
     """
     changes = {}
@@ -106,7 +129,7 @@ def reparametrised(
     shapes = dict(zip(unknowns.names, unknowns.shapes, strict=True))
     effects_seen = {}
     products = {}  # with a factor, in place of which the rows see the effects themselves
-    of_effects = _coordinates(effects, shapes, centring)
+    of_effects = _coordinates(effects, unknowns, shared, centring)
     for effect, coordinates in zip(effects, of_effects, strict=True):
         shape = shapes[effect.value.name]
         a = effect.value.type(name=effect.value.name)
@@ -148,15 +171,24 @@ def reparametrised(
 
 
 def _coordinates(
-    effects: Sequence[ScaledEffect], shapes: Mapping[str, tuple[int, ...]], centring: Centring
+    effects: Sequence[ScaledEffect],
+    unknowns: Unknowns,
+    shared: Sequence[pt.TensorVariable],
+    centring: Centring,
 ) -> list[_Coordinates]:
-    """Return the inputs of each effect, in its shape, with b − Σ ku' in the place of b."""
+    """Return the inputs of each effect, in its shape, with b less what others have in its place."""
+    shapes = dict(zip(unknowns.names, unknowns.shapes, strict=True))
+    left = centring.pull
+    if shared:
+        joined = pt.concatenate([v.ravel() for v in shared])
+        # no product of matrices, which takes seconds to compile
+        left = left - (centring.by_shared * joined[centring.columns]).sum(axis=1)
     ends = np.cumsum([math.prod(shapes[effect.value.name]) for effect in effects])
     found = []
     for effect, end in zip(effects, ends, strict=True):
         shape = shapes[effect.value.name]
         own = slice(end - math.prod(shape), end)
-        parts = (centring.weights[own], centring.information[own], centring.pull[own])
+        parts = (centring.weights[own], centring.information[own], left[own])
         weights, information, pull = (part.reshape(shape) for part in parts)
         found.append(_Coordinates(weights, information, pull, centring.whole))
     start = 0

@@ -12,9 +12,16 @@ their errors. Each run is a process of its own, with four chains of 1,000 + 1,00
 
 A run is right if every mean is within 0.1 sd of the reference's and every sd within 5 %, both with
 4.5 Monte Carlo errors of run and reference beside that, R-hat is at most 1.01 and the least
-effective size 400 or more. It is loud if SGHMC or PyMC warned. Models whose reference has itself an
+effective size 400 or more. A run's errors are those of the reference at the run's effective size:
+its own would excuse a chain that was far out for a few draws, as these make them large. It is loud if SGHMC or PyMC warned. Models whose reference has itself an
 R-hat above 1.03 are counted apart, as nobody knows their posterior. Prints a line for each run to
 standard error, and one line of JSON.
+
+    python tests/benchmarks/random_groups.py --references FOLDER --small
+
+makes the references of ten small models, which the slow tests sample
+(``tests/tuning/test_random_groups.py``), and puts them into one file beside the collection of
+models.
 """
 
 import argparse
@@ -42,6 +49,9 @@ REFERENCE_DRAWS = 2000
 ERRORS = 4.5  # Monte Carlo errors that are granted
 MEAN, SD, R_HAT, LEAST = 0.1, 0.05, 1.01, 400
 REFERENCE_R_HAT = 1.03  # its errors are granted, too
+SMALL = 4, 5, 9, 10, 21, 34, 35, 37, 53, 67  # seeds of models in the slow tests, ...
+SMALL_MOST = 2000  # ... with at most so many rows
+SMALL_REFERENCES = Path(__file__).parents[1] / "model_collection" / "random_groups_references.npz"
 FAMILIES = (
     "normal", "Student t", "logit", "probit", "binomial", "Poisson", "negative binomial", "gamma",
 )  # fmt: skip
@@ -322,7 +332,28 @@ def refer(plan):
     return summary(posterior) | {"seconds": time.perf_counter() - began}
 
 
-def sample(plan, rows, reference):
+def collect(folder):
+    """Put the references of the small models into one file, with what `judge` needs of them."""
+    kept = "mean", "sd", "mean error", "sd error", "R-hat", "ESS"
+    arrays = {}
+    for seed in SMALL:
+        with np.load(folder / f"{seed}-{SMALL_MOST}.npz") as known:
+            arrays |= {
+                f"{seed}/{key}": known[key].astype(np.float32)
+                for key in known
+                if key.rpartition("/")[2] in kept
+            }
+    np.savez_compressed(SMALL_REFERENCES, **arrays)
+
+
+def small_reference(seed):
+    """Return the summary of the reference of a small model."""
+    with np.load(SMALL_REFERENCES) as known:
+        prefix = f"{seed}/"
+        return {key.removeprefix(prefix): known[key] for key in known if key.startswith(prefix)}
+
+
+def sample(plan, rows, reference, cores=CORES):
     """Sample by SGHMC; return a row of the table."""
     import pymc as pm
 
@@ -338,7 +369,7 @@ def sample(plan, rows, reference):
         step = SGHMC(batch_size=rows)
         made = time.perf_counter()
         idata = pm.sample(
-            DRAWS, tune=TUNE, chains=CHAINS, cores=CORES, step=step, random_seed=1,
+            DRAWS, tune=TUNE, chains=CHAINS, cores=cores, step=step, random_seed=1,
             progressbar=False,
         )  # fmt: skip
         done = time.perf_counter()
@@ -360,9 +391,10 @@ def judge(found, reference):
     moving = {name: reference[f"{name}/sd"] > 1e-9 for name in sorted(names)}
     values = {key: of_all(found, key, moving) for key in ("mean", "sd", "R-hat", "ESS")}
     wanted = {key: of_all(reference, key, moving) for key in ("mean", "sd", "R-hat")}
+    size = np.fmax(values["ESS"], 1.0)
+    of_run = np.sqrt(of_all(reference, "ESS", moving) / size)  # in errors of the reference
     granted = {
-        key: ERRORS
-        * np.hypot(of_all(found, f"{key} error", moving), of_all(reference, f"{key} error", moving))
+        key: ERRORS * np.hypot(1.0, of_run) * of_all(reference, f"{key} error", moving)
         for key in ("mean", "sd")
     }
     means = np.abs(values["mean"] - wanted["mean"])
@@ -419,6 +451,7 @@ def main():
     parser.add_argument("--most", type=int, default=50_000, help="rows of a model")
     parser.add_argument("--limit", type=float, default=900, help="seconds of one run")
     parser.add_argument("--markdown", action="store_true", help="print a table as well")
+    parser.add_argument("--small", action="store_true", help="references of the slow tests alone")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -429,7 +462,10 @@ def main():
 
     machine, rows = report.machine(), {}
     args.references.mkdir(parents=True, exist_ok=True)
-    for seed in range(*args.seeds):
+    if args.small:
+        args.most = SMALL_MOST
+        args.rows = []
+    for seed in SMALL if args.small else range(*args.seeds):
         for way in ["reference", *args.rows]:
             command = ["--references", args.references, "--most", str(args.most)]
             row = child([*command, "--child", str(seed), way], args.limit)
@@ -438,6 +474,9 @@ def main():
             else:
                 rows[f"{seed}, {way}"] = row | {"verdict": verdict(row)}
                 report.progress(f"{seed}, {way}", rows[f"{seed}, {way}"])
+    if args.small:
+        collect(args.references)
+        return
     packages = "numpy", "pymc", "pytensor", "numba", "arviz", "bambi", "nutpie", "pymc-sghmc"
     verdicts = {}
     for key, row in rows.items():

@@ -162,7 +162,10 @@ def random_coordinates(centring, rng):
     n = centring.as_written.size
     sizes = [place.stop - place.start for place in centring.group_coefficients.values()]
     above = [rng.integers(sizes[j], size=sizes[i]) for i, j in centring.pairs]
+    columns = np.arange(centring.shared.size)[:2]
     return {
+        "columns": columns,
+        "by_shared": rng.standard_normal((n, columns.size)),
         "information": rng.exponential(3, n),
         "pull": rng.standard_normal(n),
         "above": np.concatenate([np.zeros(0, dtype=int), *above]),

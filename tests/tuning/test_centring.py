@@ -74,15 +74,15 @@ def test_effects_are_standard_normal_whatever_their_scale_is(form):
     [position] = centring_of(density).choose(gradient, start)
     [effects] = density.group_coefficients.values()
     others = np.setdiff1d(np.arange(density.d), np.r_[effects])
-    mean = centring_of(density).independent.mean
+    names = density.graph.model.parameters.places
+    assert others.tolist() == [names["tau_log__"].start, names["mu"].start]
     position = position.copy()
-    # b is for the other parameters as they are in the fit
-    position[others] = mean[others]
     position[effects] = np.random.default_rng(1).normal(0, 2, SIZES.size)
-    for log_scale in (-6.0, 0.0, 5.0):
-        position[others[0]] = log_scale
+    # b falls with the mean of all groups, as rows see it and an effect together
+    for log_scale, mu in ((-6.0, 0.0), (0.0, 3.0), (5.0, -2.0)):
+        position[others] = log_scale, mu
         slope = gradient.passes.log_density(position)[1]
-        np.testing.assert_allclose(slope[effects], -position[effects], atol=0.02)
+        np.testing.assert_allclose(slope[effects], -position[effects], atol=1e-6)
 
 
 def test_likelihood_of_effects_is_that_of_their_rows_where_they_have_means_of_their_own():
@@ -125,7 +125,8 @@ def test_effects_of_groups_in_groups_are_standard_normal_together(form):
     with pm.Model() as model:
         upper = effects("regions", pm.HalfNormal("s", 1), 6)
         lower = effects("sites", pm.HalfNormal("tau", 1), SIZES.size)
-        pm.Normal("y", upper[region][GROUP] + lower[GROUP], SIGMA, observed=y)
+        mean = pm.Normal("mean", 0, 5) + upper[region][GROUP] + lower[GROUP]
+        pm.Normal("y", mean, SIGMA, observed=y)
     gradient, start = gradient_with_effects(model, batch_size=GROUP.size)
     density = gradient.density
     [position] = centring_of(density).choose(gradient, start)
@@ -135,8 +136,9 @@ def test_effects_of_groups_in_groups_are_standard_normal_together(form):
     ]
     places = np.concatenate([np.r_[p] for p in density.group_coefficients.values()])
     position[places] = np.random.default_rng(1).normal(0, 2, places.size)
-    for log_scale in (-6.0, -1.0, 2.0):
+    for log_scale, mean in ((-6.0, 0.0), (-1.0, 4.0), (2.0, -2.0)):
         position[place_of(gradient, "s")] = log_scale
+        position[density.graph.model.parameters.places["mean"]] = mean
         slope = gradient.passes.log_density(position)[1]
         np.testing.assert_allclose(slope[places], -position[places], atol=1e-6)
 

@@ -28,7 +28,7 @@ def rows(crossed=False):
 
 def test_levels_are_those_of_gaussian_elimination():
     A, slope, z = rows()
-    found = conditional_laws(csr_array(A), slope, z, PLACES, PAIRS)
+    found = conditional_laws(csr_array(A), slope, z, PLACES, PAIRS, np.zeros((z.size, 0)))
     linear = slope + A @ z
     for level, place in enumerate(PLACES):
         below = slice(0, place.start)
@@ -49,7 +49,9 @@ def test_levels_are_those_of_gaussian_elimination():
 @pytest.mark.parametrize("crossed", [True, False])
 def test_crossed_effects_count_as_unrelated(crossed):
     A, slope, z = rows(crossed)
-    found = conditional_laws(csr_array(A[:48, :48]), slope[:48], z[:48], PLACES[:2], PAIRS[:1])
+    found = conditional_laws(
+        csr_array(A[:48, :48]), slope[:48], z[:48], PLACES[:2], PAIRS[:1], np.zeros((48, 0))
+    )
     assert any(block.size.any() for block in found.blocks.values()) != crossed
     if crossed:
         np.testing.assert_allclose(found.precision, np.diag(A)[:48])
