@@ -21,6 +21,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sghmc.models.contract import BatchSize, Group, minibatch_log_density
 from pymc_sghmc.models.graphs import substituted
 from pymc_sghmc.models.unknowns import Unknowns
+from pymc_sghmc.models.upper_tails import with_upper_tails
 
 __all__ = ["Input", "RowLikelihood", "RowModel", "row_model"]
 
@@ -191,9 +192,10 @@ def row_model(
         for i, (container, source) in enumerate(zip(containers, sources, strict=True))
     ]
     indices = [pt.lvector(f"rows_{i}") for i in range(len(groups))]
+    terms = with_upper_tails([group.log_likelihood for group in groups])
     likelihoods = [
-        RowLikelihood(group, group.log_likelihood, index, index)
-        for group, index in zip(groups, indices, strict=True)
+        RowLikelihood(group, term, index, index)
+        for group, term, index in zip(groups, terms, indices, strict=True)
     ]
     own = {*parameters.variables, *(model.rvs_to_values[rv] for rv in integrated)}
     return RowModel(
