@@ -28,6 +28,7 @@ STEP = 1e-3  # prior standard deviations, of differences of gradients
 N_PAIRS = 8  # of draws ±z from the fit
 STRONG = 0.3  # share of a shared parameter's precision that rows tell with effects known alone
 MOST_COLUMNS = 10  # shared parameters that coordinates depend on
+MOST_NUMBERS = 2**24  # in a matrix of a position's entries and shared parameters
 
 
 class Coordinates(NamedTuple):
@@ -116,13 +117,16 @@ def _conditional(
     u = centring.effects(point)[effects]
     z = point[effects]
     typical = information * np.square(scale)
-    hessian, shared = _hessian_of_effects(counted, point, effects, centring.shared, typical)
+    candidates = centring.shared
+    if candidates.size * point.size > MOST_NUMBERS:
+        candidates = candidates[:0]
+    hessian, shared = _hessian_of_effects(counted, point, effects, candidates, typical)
     slope = np.nan_to_num(counted.likelihood(point)[effects])
     found = conditional_laws(hessian, slope, z, parts, centring.pairs, shared)
     h = found.precision / np.square(scale)
     pull = found.linear / scale + h * (u - scale * z)
     # as with larger groups: what an effect's own mean tells of a parameter isn't counted twice
-    means = _by_shared(centring, point)[effects]
+    means = _by_shared(centring, point, candidates)[effects]
     by_shared = found.shared / scale[:, None] - h[:, None] * means
     coupling = {}
     by_effect = centring.derivatives(point)
@@ -135,9 +139,9 @@ def _conditional(
         coupling[i, j] = (share - by_mean) / scale[above]
         pull[own] += coupling[i, j] * u[above] - share * z[above]
         by_shared[own] -= coupling[i, j][:, None] * means[above]
-    columns = _strong(by_shared, h + 1 / np.square(scale), independent.sds[centring.shared])
+    columns = _strong(by_shared, h + 1 / np.square(scale), independent.sds[candidates])
     by_shared = np.nan_to_num(by_shared[:, columns])
-    pull += by_shared @ point[centring.shared[columns]]
+    pull += by_shared @ point[candidates[columns]]
     none = {pair: np.zeros(parts[pair[0]].stop - parts[pair[0]].start) for pair in centring.pairs}
     entries = {pair: block.above for pair, block in found.blocks.items()}
     return Coordinates(
@@ -170,11 +174,11 @@ def _hessian_of_effects(
     return rescaled, np.square(weight)[:, None] * of_effects[:, shared].toarray()
 
 
-def _by_shared(centring: "PartialCentring", point: Array) -> Array:
+def _by_shared(centring: "PartialCentring", point: Array, shared: Array) -> Array:
     """How effects, in the places of a position, change with shared parameters, (d, m)."""
     here = centring.effects(point)
-    columns = np.zeros((point.size, centring.shared.size))
-    for column, i in zip(columns.T, centring.shared, strict=True):
+    columns = np.zeros((point.size, shared.size))
+    for column, i in zip(columns.T, shared, strict=True):
         moved = point.copy()
         moved[i] += 1.0
         column[:] = centring.effects(moved) - here
