@@ -4,6 +4,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from modes import PYTHON
 from targets import gradient_of
 
 from pymc_sghmc.gradients.likelihood_hessian import second_derivatives
@@ -87,7 +88,9 @@ MODELS = [
 def counted(request):
     with pm.Model() as model:
         request.param()
-    gradient = gradient_of(model, dict.fromkeys([v.name for v in model.observed_RVs], 20))
+    gradient = gradient_of(
+        model, dict.fromkeys([v.name for v in model.observed_RVs], 20), compile_kwargs=PYTHON
+    )
     gradient.passes.second_derivatives = second_derivatives(gradient.density)
     assert gradient.passes.second_derivatives is not None
     return CountedPasses(gradient.passes)
@@ -173,7 +176,7 @@ def test_hessians_are_exact_in_all_coordinates_of_effects(write):
     """Rows are linear in effects, and a chain's coordinates of these change while it is set up."""
     with pm.Model() as model:
         write()
-    gradient = gradient_of(model, 20, rewriting=Rewriting(may_centre=True))
+    gradient = gradient_of(model, 20, rewriting=Rewriting(may_centre=True), compile_kwargs=PYTHON)
     second = gradient.passes.second_derivatives = second_derivatives(gradient.density)
     assert not second.coordinates.are_own
     counted = CountedPasses(gradient.passes)
@@ -199,7 +202,7 @@ def test_rows_that_see_no_linear_predictor_have_differences():
     with pm.Model() as model:
         b = pm.Normal("b", 0, 1, shape=(3, 16))
         pm.Normal("y", pm.math.tanh(pm.math.dot(x, b)).sum(axis=1), 1, observed=x[:, 0])
-    gradient = gradient_of(model, 20)
+    gradient = gradient_of(model, 20, compile_kwargs=PYTHON)
     assert second_derivatives(gradient.density) is None
     counted = CountedPasses(gradient.passes)
     point = np.linspace(-0.3, 0.4, 48)
