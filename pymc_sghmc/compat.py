@@ -105,7 +105,7 @@ def one_blas_thread() -> Callable[[], AbstractContextManager[None]]:
     """
     if multiprocessing.parent_process() is not None:
         threadpool_limits(limits=1, user_api="blas")
-    if all(library.get_num_threads() == 1 for library in _blas()):
+    if not _one_thread_for and all(library.get_num_threads() == 1 for library in _blas()):
         return nullcontext
     return _one_thread
 
@@ -115,17 +115,29 @@ def _blas() -> list[Any]:
     return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
+_one_thread_for: list[object] = []  # who needs it now: several threads may at a time
+_given_threads: list[int] = []  # before the first of them
+_blas_lock = threading.Lock()
+
+
 @contextmanager
 def _one_thread() -> Iterator[None]:
     # threadpoolctl's own context manager lists all libraries anew, at twice the cost
-    given = [library.get_num_threads() for library in _blas()]
+    mark = object()
+    with _blas_lock:
+        if not _one_thread_for:
+            _given_threads[:] = [library.get_num_threads() for library in _blas()]
+            for library in _blas():
+                library.set_num_threads(1)
+        _one_thread_for.append(mark)
     try:
-        for library in _blas():
-            library.set_num_threads(1)
         yield
     finally:
-        for library, threads in zip(_blas(), given, strict=True):
-            library.set_num_threads(threads)
+        with _blas_lock:
+            _one_thread_for.remove(mark)
+            if not _one_thread_for:
+                for library, threads in zip(_blas(), _given_threads, strict=True):
+                    library.set_num_threads(threads)
 
 
 def pickles_for_chains() -> bool:

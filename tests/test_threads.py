@@ -15,8 +15,10 @@ import pytest
 
 from pymc.pytensorf import compile
 from pytensor.compile.builders import OpFromGraph
+from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from pymc_sghmc import SGHMC
+from pymc_sghmc.compat import one_blas_thread
 from pymc_sghmc.loops.numpy_mode import ThreadSafe, compile_for_many_rows
 from pymc_sghmc.threads import in_order, n_threads
 
@@ -88,6 +90,26 @@ def test_numpy_is_told_which_errors_count():
         assert list(in_order(overflow, np.full(4, 1e4))) == [np.inf] * 4
     with np.errstate(over="raise"), pytest.raises(FloatingPointError):
         list(in_order(overflow, np.full(4, 1e4)))
+
+
+def test_blas_has_one_thread_until_the_last_that_needs_it_is_done():
+    def numbers():
+        return [library.get_num_threads() for library in controller.lib_controllers]
+
+    controller = ThreadpoolController().select(user_api="blas")
+    with threadpool_limits(limits=2, user_api="blas"):
+        if 2 not in (before := numbers()):
+            pytest.skip("BLAS can't have two threads here")
+        first, second = one_blas_thread()(), one_blas_thread()
+        with first:
+            other = one_blas_thread()()
+            other.__enter__()
+        assert set(numbers()) == {1}  # the other goes on
+        other.__exit__(None, None, None)
+        assert numbers() == before
+        with second():
+            assert set(numbers()) == {1}
+        assert numbers() == before
 
 
 def test_a_compiled_function_serves_threads_at_a_time():

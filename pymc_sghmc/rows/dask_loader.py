@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pymc_sghmc.compat import one_blas_thread
 from pymc_sghmc.rows.array_loader import Block
 from pymc_sghmc.rows.containers import StreamError, library_of
 from pymc_sghmc.rows.partitions import PartitionSum, PartitionTask, Refusal, added
@@ -148,9 +149,15 @@ class DaskLoader:
             # that of a chain: neither clients nor threads go on in a forked process
             return _dask().compute(delayed, scheduler="synchronous")[0]
         client = self.client or _default_client()
-        if client is not None:
-            return client.gather(client.compute(delayed, retries=RETRIES))
-        return _dask().compute(delayed)[0]
+        if client is None:
+            with one_blas_thread()():  # whatever the number of Dask's threads is
+                return _dask().compute(delayed)[0]
+        future = client.compute(delayed, retries=RETRIES)
+        try:
+            return client.gather(future)
+        except KeyboardInterrupt:
+            client.cancel(future)
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "client": None}  # another process has its own, or none

@@ -27,11 +27,10 @@ __all__ = ["Partition", "PartitionSum", "PartitionTask", "Refusal", "added"]
 ROWS = b"rows"  # stands for them in a pickle
 MOST_FUNCTIONS = 64  # compiled ones that a process keeps, of all its models
 
-_pickled: "WeakKeyDictionary[Any, bytes]" = (
-    WeakKeyDictionary()
-)  # compiled functions of this process
-_made: "OrderedDict[bytes, Any]" = OrderedDict()  # those of others, by what their pickles hash to
 _lock = threading.Lock()
+# Pickles of compiled functions of this process, and functions of others by hashes of their pickles.
+_pickled: "WeakKeyDictionary[Any, bytes]" = WeakKeyDictionary()
+_made: "OrderedDict[bytes, Any]" = OrderedDict()
 
 
 class Partition:
