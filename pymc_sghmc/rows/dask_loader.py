@@ -3,6 +3,7 @@
 Dask is imported by those who have its objects, not here. Knows Dask and blocks; no gradients.
 """
 
+import logging
 import multiprocessing
 import os
 import sys
@@ -12,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
 from pymc_sghmc.compat import one_blas_thread
 from pymc_sghmc.rows.array_loader import Block
@@ -20,16 +22,21 @@ from pymc_sghmc.rows.partitions import PartitionSum, PartitionTask, Refusal, add
 
 __all__ = ["DaskLoader", "is_of_dask"]
 
+_log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
+
 RETRIES = 3  # of a task that fails, as where a file can't be read for a moment
 ADDED_AT_ONCE = 8  # results of partitions
 HEAD = 10  # rows that tell the types of all
+PATIENCE = 30.0  # seconds without a result, after which workers are looked for
 OF_CLIENTS = (None, "dask.distributed", "distributed")  # schedulers in Dask's settings
 
 
 def is_of_dask(value: Any) -> bool:
     """Whether a value is an array, a frame or a column of Dask's, or xarray's view of one."""
-    if library_of(value) == "xarray":
-        value = getattr(value, "data", None)
+    if isinstance(value, xr.Dataset):
+        return any(map(is_of_dask, value.data_vars.values()))
+    if isinstance(value, xr.DataArray):
+        value = value.data
     is_collection = type(value).__module__.startswith(("dask.array", "dask.dataframe"))
     return is_collection and getattr(value, "ndim", 0) > 0
 
@@ -49,11 +56,15 @@ class DaskLoader:
         columns for all of them. In a dict arrays in memory may stand beside Dask's.
     client : distributed.Client, optional
         Default: Dask's default client, where there is one.
+    columns : dict of {str: str or list of str}, optional
+        Of a frame, by the names of the model's ``pm.Data``: one column for an array of one axis, or
+        a list of columns for an array of two. Default: they are matched by name.
 
     Raises
     ------
     ValueError
-        If partitions have different numbers of rows in different arrays, or there are no rows.
+        If partitions have different numbers of rows in different arrays, if there are no rows, or
+        nothing is of Dask.
 
     Examples
     --------
@@ -65,18 +76,30 @@ class DaskLoader:
     (10, [4, 4, 2], [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]])
     """
 
-    def __init__(self, data: Any, client: Any = None) -> None:
+    def __init__(
+        self,
+        data: Any,
+        client: Any = None,
+        columns: Mapping[str, str | list[str]] | None = None,
+    ) -> None:
+        if client is not None and not hasattr(client, "compute"):
+            raise ValueError(f"DaskLoader(client={client!r}): pass a distributed.Client.")
         self.client = client
         self._process = os.getpid()
-        self.names: list[str] | None = None  # of arrays in a block; None: it is a frame
-        columns = {"frame": data}
-        if isinstance(data, Mapping):
-            if not data:
-                raise ValueError("DaskLoader: pass at least one array.")
+        # Of arrays in a block, or columns of each of them; None: a block is a frame.
+        self.names: list[str] | Mapping[str, Any] | None = columns
+        values = {"frame": data}
+        if isinstance(data, Mapping) and not isinstance(data, xr.Dataset):
             self.names = list(data)
-            columns = {name: _bare(value) for name, value in data.items()}
-        lengths = self._lengths(columns)
-        by_column = [_parts(name, value, lengths) for name, value in columns.items()]
+            values = dict(data)
+        if not any(map(is_of_dask, values.values())):
+            raise ValueError(
+                "DaskLoader: pass Dask arrays or data frames. Rows in memory go to data= as they "
+                "are."
+            )
+        values = {name: _with_columns(value) for name, value in values.items()}
+        lengths = self._lengths(values)
+        by_column = [_parts(name, value, lengths) for name, value in values.items()]
         parts = zip(lengths, *by_column, strict=True)
         self._parts = [of_columns for n, *of_columns in parts if n]
         self.lengths = [n for n in lengths if n]
@@ -88,10 +111,11 @@ class DaskLoader:
         of_dask = {name: value for name, value in columns.items() if is_of_dask(value)}
         unknown = [name for name, value in of_dask.items() if not _has_known_chunks(value)]
         if not unknown:  # arrays, which can be given each other's chunks
-            return [int(n) for n in next(iter(of_dask.values())).chunks[0]]
+            first_array = next(iter(of_dask.values()))
+            return [int(n) for n in first_array.chunks[0]]
         delayed = _dask().delayed
         counted = [[delayed(len)(part) for part in _delayed(of_dask[name])] for name in unknown]
-        first, *others = self._compute(counted)
+        first, *others = self._compute(delayed(counted))
         for name, lengths in zip(unknown[1:], others, strict=True):
             if lengths != first:
                 raise ValueError(
@@ -154,7 +178,7 @@ class DaskLoader:
                 return _dask().compute(delayed)[0]
         future = client.compute(delayed, retries=RETRIES)
         try:
-            return client.gather(future)
+            return _awaited(future, client)
         except KeyboardInterrupt:
             client.cancel(future)
             raise
@@ -180,9 +204,26 @@ def _default_client() -> Any:
         return None
 
 
-def _bare(value: Any) -> Any:
-    """Return the array behind xarray's view of it."""
-    return value.data if library_of(value) == "xarray" and is_of_dask(value) else value
+def _awaited(future: Any, client: Any) -> Any:
+    """Wait for a result, and say so where no worker is there to compute it."""
+    while True:
+        try:
+            return future.result(timeout=PATIENCE)
+        except TimeoutError:
+            if future.done():  # the task's own
+                raise
+        if not client.scheduler_info()["workers"]:
+            _log.warning(
+                "Dask's cluster has no workers: this waits until there are some. Start workers, or "
+                "interrupt the run."
+            )
+
+
+def _with_columns(value: Any) -> Any:
+    """Return the frame of a dataset's columns, and any other value as it is."""
+    if isinstance(value, xr.Dataset) and is_of_dask(value):
+        return value.to_dask_dataframe()[list(value.data_vars)]
+    return value
 
 
 def _has_known_chunks(value: Any) -> bool:
@@ -201,11 +242,29 @@ def _parts(name: str, value: Any, lengths: list[int]) -> list[Any]:
             f"{sum(lengths)}. Pass arrays of the same rows."
         )
     if is_of_dask(value):
-        others = dict.fromkeys(range(1, value.ndim), -1)
-        return _delayed(value.rechunk({0: tuple(lengths), **others}))
-    rows = value.iloc if hasattr(value, "iloc") else np.asarray(value)
+        array = value.data if isinstance(value, xr.DataArray) else value
+        others = dict.fromkeys(range(1, array.ndim), -1)
+        parts = _delayed(array.rechunk({0: tuple(lengths), **others}))
+        if isinstance(value, xr.DataArray) and value.ndim > 1:
+            dims, labels = value.dims, _labels(value)
+            parts = [_dask().delayed(xr.DataArray)(part, labels, dims) for part in parts]
+        return parts
     ends = np.cumsum([0, *lengths]).tolist()
-    return [_dask().delayed(rows[start:end]) for start, end in pairwise(ends)]
+    return [_dask().delayed(_slice(value, start, end)) for start, end in pairwise(ends)]
+
+
+def _labels(value: xr.DataArray) -> dict[Any, Any]:
+    """Return the labels of an array's axes but that of rows."""
+    return {dim: value.indexes[dim] for dim in value.dims[1:] if dim in value.indexes}
+
+
+def _slice(value: Any, start: int, end: int) -> Any:
+    """Return some rows of what is in memory, with the names of its columns."""
+    if hasattr(value, "iloc"):
+        return value.iloc[start:end]
+    if library_of(value) in ("pyarrow", "polars"):
+        return value.slice(start, end - start)
+    return value[start:end] if isinstance(value, xr.DataArray) else np.asarray(value)[start:end]
 
 
 def _delayed(value: Any) -> list[Any]:
@@ -227,16 +286,21 @@ def _some(numbers: list[int]) -> str:
 # In other processes
 
 
-def _block(names: list[str] | None, parts: list[Any]) -> Any:
+def _block(names: Any, parts: list[Any]) -> Any:
     """Return the rows of a partition: a frame, or a dict of arrays and columns."""
-    return parts[0] if names is None else dict(zip(names, parts, strict=True))
+    if names is None:
+        return parts[0]
+    if isinstance(names, Mapping):
+        [frame] = parts
+        return {name: frame[columns] for name, columns in names.items()}
+    return dict(zip(names, parts, strict=True))
 
 
-def _head(names: list[str] | None, parts: list[Any]) -> Any:
+def _head(names: Any, parts: list[Any]) -> Any:
     return _block(names, [part[:HEAD] for part in parts])
 
 
 def _called(
-    task: PartitionTask, names: list[str] | None, parts: list[Any], number: int, start: int
+    task: PartitionTask, names: Any, parts: list[Any], number: int, start: int
 ) -> PartitionSum | Refusal:
     return task(_block(names, parts), number, start)

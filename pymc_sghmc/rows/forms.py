@@ -8,6 +8,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import xarray as xr
+
 from pymc_sghmc.checks import quoted
 from pymc_sghmc.rows.array_loader import ArrayLoader
 from pymc_sghmc.rows.containers import (
@@ -44,8 +46,9 @@ def known_form(data: Any, containers: Mapping[str, Container]) -> Any:
         )
     _refuse_other_collections(data)
     if column_names(data) is not None:
-        if is_of_dask(data):
-            return DaskLoader(data[_columns(data, containers)])
+        if is_of_dask(data) and not isinstance(data, xr.Dataset):
+            found = columns_of_containers(containers, column_names(data) or [])
+            return DaskLoader(data[_each_once(found)], columns=found)
         data = columns_of_frame(data, containers)
     elif is_of_dask(data) or hasattr(data, "tocsr") or _is_array(data):
         if len(containers) != 1:
@@ -57,7 +60,9 @@ def known_form(data: Any, containers: Mapping[str, Container]) -> Any:
     for value in data.values() if isinstance(data, Mapping) else ():
         _refuse_other_collections(value)
     if isinstance(data, Mapping) and any(map(is_of_dask, data.values())):
-        return DaskLoader(data)
+        return DaskLoader(
+            {name: _rows_first(containers.get(name), value) for name, value in data.items()}
+        )
     if isinstance(data, Mapping) and any(map(_lies_in_a_file, data.values())):
         return ArrayLoader(data)
     return data
@@ -67,16 +72,22 @@ def _refuse_other_collections(value: Any) -> None:
     """Refuse what Dask computes that has no rows in partitions."""
     if library_of(value) == "dask" and not is_of_dask(value):
         raise ValueError(
-            f"data= has Dask's {type(value).__name__}. Pass Dask arrays, data frames or their "
-            "columns, with an entry for each row."
+            f"data= has a Dask object without rows, of type {type(value).__name__}. Pass Dask "
+            "arrays, data frames or their columns, with an entry for each row."
         )
 
 
-def _columns(frame: Any, containers: Mapping[str, Container]) -> list[str]:
-    """Return the names of the columns of a frame that containers take, each once."""
-    found = columns_of_containers(containers, column_names(frame) or [])
-    lists = [[names] if isinstance(names, str) else list(names) for names in found.values()]
+def _each_once(columns: Mapping[str, str | list[str]]) -> list[str]:
+    """Return the names of the columns of all containers, each once."""
+    lists = [[names] if isinstance(names, str) else names for names in columns.values()]
     return list(dict.fromkeys(name for names in lists for name in names))
+
+
+def _rows_first(container: Container | None, value: Any) -> Any:
+    """Return an array of xarray with its dims in the order of a container's, rows first."""
+    if container is None or not isinstance(value, xr.DataArray):
+        return value
+    return value.transpose(*container.dims) if set(value.dims) == set(container.dims) else value
 
 
 def _is_array(data: Any) -> bool:

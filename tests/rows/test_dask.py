@@ -255,7 +255,7 @@ def test_rows_that_change_from_pass_to_pass_are_refused():
             {"y": lambda: frame()["y"][frame()["y"] > 0]},
             "other numbers of rows in 'y'|'X' has 60000",
         ),
-        ({"y": lambda: da.from_array(Y, chunks=9000).sum()}, "has Dask's Array"),
+        ({"y": lambda: da.from_array(Y, chunks=9000).sum()}, "without rows, of type Array"),
         ({"y": lambda: dask.delayed(Y)}, "with an entry for each row"),
         (
             {
@@ -346,6 +346,14 @@ class Killing(DaskLoader):
             [victim, *_] = self.client.run(os.getpid).values()
             threading.Timer(0.05, os.kill, (victim, signal.SIGKILL)).start()
         return super().map_sum(task)
+
+
+@pytest.mark.process
+def test_a_frame_on_a_cluster_has_the_draws_that_it_has_at_home(cluster):
+    with dask.config.set(scheduler="threads"):
+        at_home = SGHMC(data=columns(), pool=POOL, model=MODEL, compile_kwargs=FAST)
+    there = SGHMC(data=columns(), pool=POOL, model=MODEL, compile_kwargs=FAST)
+    np.testing.assert_array_equal(sample(there), sample(at_home))
 
 
 @pytest.mark.process

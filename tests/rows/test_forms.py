@@ -17,7 +17,7 @@ from modes import FAST
 from targets import gradient_of
 
 from pymc_sghmc import SGHMC
-from pymc_sghmc.loaders import ArrayLoader, ParquetLoader
+from pymc_sghmc.loaders import ArrayLoader, DaskLoader, ParquetLoader
 from pymc_sghmc.rows.containers import containers_of
 from pymc_sghmc.rows.forms import known_form
 from pymc_sghmc.rows.sources import Source, given_arrays
@@ -324,9 +324,17 @@ FORMS = [
     ("Dask: a frame, filtered", lambda path: dask(lambda da, dd: dd.concat([d := dd.from_pandas(frame(), npartitions=3), d[d["y"] > 100]])), WORKS),
     ("Dask: xarray", lambda path: dask(lambda da, dd: with_(X=xr.DataArray(da.from_array(X, chunks=(13, 2)), dims=("row", "predictor")))), WORKS),
     ("Dask: an xarray dataset", lambda path: dask(lambda da, dd: xr.Dataset({"X": (("row", "predictor"), da.from_array(X, chunks=(13, 2))), "y": ("row", Y), "clinic": ("row", CLINIC)})), WORKS),
+    ("Dask: an xarray dataset of columns", lambda path: dask(lambda da, dd: xr.Dataset({name: ("row", da.from_array(values, chunks=7)) for name, values in {"dose": X[:, 1], "age": X[:, 0], "y": Y, "clinic": CLINIC}.items()})), WORKS),
+    ("Dask: xarray, columns in another order", lambda path: dask(lambda da, dd: with_(X=xr.DataArray(da.from_array(X[:, ::-1], chunks=(13, 1)), dims=("row", "predictor"), coords={"predictor": PREDICTORS[::-1]}))), WORKS),
+    ("Dask: xarray, dims in another order", lambda path: dask(lambda da, dd: with_(X=xr.DataArray(da.from_array(X.T, chunks=(2, 13)), dims=("predictor", "row")))), WORKS),
+    ("Dask: beside xarray in memory, columns in another order", lambda path: dask(lambda da, dd: with_(y=da.from_array(Y, chunks=7), X=xr.DataArray(X[:, ::-1], dims=("row", "predictor"), coords={"predictor": PREDICTORS[::-1]}))), WORKS),
+    ("Dask: beside Arrow, columns in another order", lambda path: dask(lambda da, dd: with_(y=da.from_array(Y, chunks=7), X=pytest.importorskip("pyarrow").table({"dose": X[:, 1], "age": X[:, 0]}))), WORKS),
+    ("Dask: beside Polars, columns in another order", lambda path: dask(lambda da, dd: with_(y=da.from_array(Y, chunks=7), X=pytest.importorskip("polars").DataFrame({"dose": X[:, 1], "age": X[:, 0]}))), WORKS),
+    ("Dask: DaskLoader without Dask", lambda path: dask(lambda da, dd: DaskLoader(ROWS)), "DaskLoader: pass Dask arrays"),
+    ("Dask: a client's address", lambda path: dask(lambda da, dd: DaskLoader(with_(y=da.from_array(Y)), client="tcp://10.0.0.1:8786")), "pass a distributed.Client"),
     ("Dask: missing values", lambda path: dask(lambda da, dd: dd.from_pandas(frame(y=np.where(Y == 3, np.nan, Y)), npartitions=2)), "'y' has missing values"),
     ("Dask: another number of rows", lambda path: dask(lambda da, dd: with_(y=da.from_array(Y[:-1], chunks=7))), "'X' has 60 rows, and .* 59"),
-    ("Dask: a bag", lambda path: dask(lambda da, dd: pytest.importorskip("dask.bag").from_sequence(range(9))), "Dask's Bag. Pass Dask arrays"),
+    ("Dask: a bag", lambda path: dask(lambda da, dd: pytest.importorskip("dask.bag").from_sequence(range(9))), "without rows, of type Bag. Pass Dask arrays"),
     ("Dask: a sum", lambda path: dask(lambda da, dd: with_(y=da.from_array(Y, chunks=7).sum())), "with an entry for each row"),
     # Loaders
     ("a generator", lambda path: (ROWS for _ in range(2)), "a generator gives no second one"),
