@@ -193,7 +193,7 @@ def _filesystem(path: str) -> tuple[Any, str]:
         filesystem, place = fs.FileSystem.from_uri(path)
     except pa.ArrowInvalid as error:  # of a kind that PyArrow doesn't know
         try:
-            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+            from fsspec.core import url_to_fs
         except ImportError:
             raise ValueError(
                 f"data=: PyArrow can't open {path!r} by itself. Install fsspec and its filesystem "
