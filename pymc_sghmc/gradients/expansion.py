@@ -22,7 +22,7 @@ from pymc_sghmc.gradients.passes import Rows
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import Chunk, InMemory
 from pymc_sghmc.rows.orders import ByLeverage
-from pymc_sghmc.rows.pool import SCALED_ROWS, FromPool, PoolDraw
+from pymc_sghmc.rows.pool import SCALED_ROWS, FromPool, PoolDraw, least_priority
 from pymc_sghmc.threads import in_order
 
 if TYPE_CHECKING:
@@ -87,7 +87,10 @@ def expand(gradient: "SecondOrder", centre: Array, metric: Metric) -> tuple[Expa
     probes = [gradient.seen(centre + shift) for shift in shifts]
     around = _Around(gradient.without_anchor(), theta, probes, by_position, metric)
     scale = None if data.pool is None else _mean_leverage(around, data)
-    sums = data.map_sum(_summed, around, scale)
+    least = 0.0 if data.pool is None else least_priority(data.pool.size, data.n_rows[0])
+    sums = data.map_sum(_summed, around, scale, least)
+    if isinstance(sums.kept, PoolDraw) and not sums.kept.is_full(data.n_rows[0]):
+        sums = data.map_sum(_summed, around, scale, 0.0)
     hessian = _arrays_of(sums.hessian, gradient.has_sparse_hessian, dtype)
     is_finite = np.isfinite(sums.logp) and np.isfinite(sums.slope).all()
     if not (is_finite and np.isfinite(hessian[0]).all()):
@@ -146,7 +149,7 @@ class _Sums(NamedTuple):
         )
 
 
-def _summed(data: Rows, around: _Around, scale: float | None) -> _Sums:
+def _summed(data: Rows, around: _Around, scale: float | None, least: float) -> _Sums:
     """Find sums over rows, and keep what is known of each, or draw a pool of them.
 
     Parameters
@@ -155,13 +158,15 @@ def _summed(data: Rows, around: _Around, scale: float | None) -> _Sums:
     around : _Around
     scale : float or None
         Mean leverage, about, where a pool is drawn.
+    least : float
+        Priority that rows of a pool have at least.
     """
     gradient = around.gradient
     kept: Any
     if data.pool is None or scale is None:
         kept = _Kept(gradient, data.n_rows)
     else:
-        kept = PoolDraw(data.pool.size, scale, data.number)
+        kept = PoolDraw(data.pool.size, scale, data.number, least)
     logp = n_passes = 0.0
     slope = np.zeros(around.theta.size)
     hessian: Any = 0.0

@@ -14,7 +14,7 @@ from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import Chunk, InMemory, Minibatches
 from pymc_sghmc.rows.orders import ByLeverage, Place, type_of_row_numbers
 
-__all__ = ["SCALED_ROWS", "FromPool", "Pool", "PoolDraw"]
+__all__ = ["SCALED_ROWS", "FromPool", "Pool", "PoolDraw", "least_priority"]
 
 SCALED_ROWS = 10_000  # at hand that tell the mean leverage before a pool is drawn
 LARGEST = 1e100  # leverage, of rows whose own isn't finite
@@ -29,6 +29,15 @@ class Pool(NamedTuple):
     arrays: tuple[Array, ...]  # the rows
     weights: Array  # how many rows of the source each stands for, (M,)
     shares: Array  # how often each is drawn, beside the others, 1 or more, (M,)
+
+
+def least_priority(size: int, n_rows: int) -> float:
+    """Return a priority that more rows than a pool needs have, of so many in all.
+
+    A row of size l has it with the probability l/priority, or surely. As sizes are 1 or more, it is
+    twice as many rows as a pool has, or more, on average.
+    """
+    return n_rows / (2 * size)
 
 
 class PoolDraw:
@@ -47,13 +56,15 @@ class PoolDraw:
         Mean leverage, about: a row of no leverage has a third of its chance to be drawn.
     seed : int, default 0
         Of priorities. Draws that are added need different ones.
+    least : float, default 0.0
+        Priority below which no row is kept, where that is known beforehand: see `least_priority`.
     """
 
-    def __init__(self, size: int, scale: float, seed: int = 0) -> None:
+    def __init__(self, size: int, scale: float, seed: int = 0, least: float = 0.0) -> None:
         self.size = size
         self._scale = scale
         self._rng = np.random.default_rng(seed)
-        self._least = 0.0  # priority below which no row is kept
+        self._least = least
         self._priorities: list[Array] = []
         self._leverages: list[Array] = []
         self._rows: list[tuple[Array, ...]] = []
@@ -103,6 +114,10 @@ class PoolDraw:
         columns = zip(*self._rows, strict=True)
         self._rows = [tuple([np.concatenate(parts)[kept] for parts in columns])]
         self._n_kept = kept.size
+
+    def is_full(self, n_offered: int) -> bool:
+        """Whether no row was missed by a ``least`` that was too large."""
+        return self._n_kept > min(self.size, n_offered - 1)
 
     def pool(self, weight: float = 1.0) -> Pool:
         """Return the pool of what was offered, each row of which counts so often."""

@@ -29,7 +29,7 @@ from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.containers import StreamError, containers_of
 from pymc_sghmc.rows.data import PoolPlan
 from pymc_sghmc.rows.forms import known_form
-from pymc_sghmc.rows.pool import PoolDraw
+from pymc_sghmc.rows.pool import PoolDraw, least_priority
 from pymc_sghmc.rows.sources import Source
 from pymc_sghmc.step.gradients import model_by_row
 
@@ -170,6 +170,26 @@ def test_pools_of_partitions_add_up_to_an_unbiased_one():
     assert abs(np.mean(sums) - values.sum()) < 4.5 * np.std(sums) / 20
     alike = [total([i] * 10) for i in range(400)]
     assert np.std(alike) > 1.5 * np.std(sums)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_a_priority_known_beforehand_leaves_the_pool_as_it_is(scale):
+    """However wrong the mean leverage was guessed. One that is too large is noticed."""
+    rng = np.random.default_rng(2)
+    leverages = np.exp(rng.standard_normal(30_000))
+
+    def drawn(least):
+        draw = PoolDraw(500, scale * leverages.mean(), least=least)
+        draw.add([leverages], np.arange(30_000), leverages)
+        return draw
+
+    draw = drawn(least_priority(500, 30_000))
+    assert draw._n_kept < 10_000
+    assert draw.is_full(30_000)
+    ours, expected = draw.pool(), drawn(0.0).pool()
+    np.testing.assert_array_equal(ours.arrays[0], expected.arrays[0])
+    np.testing.assert_array_equal(ours.weights, expected.weights)
+    assert not drawn(1e9).is_full(30_000)
 
 
 # --- Runs
