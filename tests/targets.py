@@ -22,12 +22,13 @@ def plain_gradient(
     data=None,
     replace=True,
     rewriting=None,
+    pool=None,
 ):
     """Make the gradient from minibatches that steps make of a model, without a step."""
     point = model.initial_point() if initial_point is None else initial_point
     rewriting = Rewriting() if rewriting is None else rewriting
     rows, source = model_by_row(model, unknowns, batch_size, point, data, rewriting)
-    return minibatch_gradient(rows, LogDensity(rows, compile_kwargs), source, replace)
+    return minibatch_gradient(rows, LogDensity(rows, compile_kwargs), source, replace, pool)
 
 
 def gradient_of(model, batch_size=None, variables=None, **options):

@@ -276,7 +276,7 @@ def _not_finite(
         return bool(np.isfinite(_of_chunk(data, density, position, part, 1.0)[0]))
 
     with np.errstate(all="ignore"):
-        for chunk in data.chunks() if subset is None else data.chunks(subset):
+        for chunk in data.chunks(subset):
             rows = chunk.rows
             if is_finite(chunk, rows):
                 continue
@@ -326,8 +326,7 @@ def _windows(
 
     found = _Windows()
     window = None
-    chunks = data.chunks() if subset is None else data.chunks(subset)
-    for chunk, logp, gradient in in_order(of_chunk, chunks, data.threads):
+    for chunk, logp, gradient in in_order(of_chunk, data.chunks(subset), data.threads):
         if chunk.window != window:
             window = chunk.window
             found.gradients.append(np.zeros(position.shape))

@@ -24,6 +24,7 @@ __all__ = [
     "columns_of_containers",
     "columns_of_frame",
     "containers_of",
+    "each_once",
     "library_of",
 ]
 
@@ -141,6 +142,12 @@ def columns_of_containers(
                 'names as coords, or pass data={"X": frame[["a", "b"]], "y": frame["y"]}'
             )
     return found
+
+
+def each_once(columns: Mapping[str, str | Sequence[str]]) -> list[str]:
+    """Return the names of the columns that containers take, each once."""
+    lists = [[names] if isinstance(names, str) else names for names in columns.values()]
+    return list(dict.fromkeys(name for names in lists for name in names))
 
 
 def _selected(frame: Any, columns: list[str]) -> Any:

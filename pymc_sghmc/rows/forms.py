@@ -17,10 +17,12 @@ from pymc_sghmc.rows.containers import (
     column_names,
     columns_of_containers,
     columns_of_frame,
+    each_once,
     library_of,
 )
 from pymc_sghmc.rows.dask_loader import DaskLoader, is_of_dask
 from pymc_sghmc.rows.parquet_loader import ParquetFiles, ParquetLoader
+from pymc_sghmc.rows.values import rows_first
 
 __all__ = ["known_form"]
 
@@ -48,7 +50,7 @@ def known_form(data: Any, containers: Mapping[str, Container]) -> Any:
     if column_names(data) is not None:
         if is_of_dask(data) and not isinstance(data, xr.Dataset):
             found = columns_of_containers(containers, column_names(data) or [])
-            return DaskLoader(data[_each_once(found)], columns=found)
+            return DaskLoader(data[each_once(found)], columns=found)
         data = columns_of_frame(data, containers)
     elif is_of_dask(data) or hasattr(data, "tocsr") or _is_array(data):
         if len(containers) != 1:
@@ -61,7 +63,7 @@ def known_form(data: Any, containers: Mapping[str, Container]) -> Any:
         _refuse_other_collections(value)
     if isinstance(data, Mapping) and any(map(is_of_dask, data.values())):
         return DaskLoader(
-            {name: _rows_first(containers.get(name), value) for name, value in data.items()}
+            {name: rows_first(containers.get(name), value) for name, value in data.items()}
         )
     if isinstance(data, Mapping) and any(map(_lies_in_a_file, data.values())):
         return ArrayLoader(data)
@@ -75,19 +77,6 @@ def _refuse_other_collections(value: Any) -> None:
             f"data= has a Dask object without rows, of type {type(value).__name__}. Pass Dask "
             "arrays, data frames or their columns, with an entry for each row."
         )
-
-
-def _each_once(columns: Mapping[str, str | list[str]]) -> list[str]:
-    """Return the names of the columns of all containers, each once."""
-    lists = [[names] if isinstance(names, str) else names for names in columns.values()]
-    return list(dict.fromkeys(name for names in lists for name in names))
-
-
-def _rows_first(container: Container | None, value: Any) -> Any:
-    """Return an array of xarray with its dims in the order of a container's, rows first."""
-    if container is None or not isinstance(value, xr.DataArray):
-        return value
-    return value.transpose(*container.dims) if set(value.dims) == set(container.dims) else value
 
 
 def _is_array(data: Any) -> bool:

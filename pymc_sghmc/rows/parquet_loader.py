@@ -12,6 +12,7 @@ import numpy as np
 from pymc_sghmc.checks import whole_steps
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.array_loader import Block, number_of_rows
+from pymc_sghmc.rows.containers import each_once
 
 __all__ = ["ParquetFiles", "ParquetLoader"]
 
@@ -74,7 +75,7 @@ class ParquetLoader:
         self.block_rows = whole_steps("block_rows", block_rows, "rows")
         self.buffer_rows = number_of_rows("buffer_rows", buffer_rows)
         self.files = ParquetFiles.at(path)
-        missing = [name for name in self._column_names() if name not in self.files.names]
+        missing = [name for name in each_once(self.columns) if name not in self.files.names]
         if missing:
             raise ValueError(
                 f"ParquetLoader: {self.files.files[0].path} has no column {missing[0]!r}. Choose "
@@ -83,11 +84,6 @@ class ParquetLoader:
         self._groups = [
             (file, group) for file in self.files.files for group in range(file.n_groups)
         ]
-
-    def _column_names(self) -> list[str]:
-        """Return the names of all columns, each once."""
-        lists = [[c] if isinstance(c, str) else list(c) for c in self.columns.values()]
-        return list(dict.fromkeys(name for names in lists for name in names))
 
     def __len__(self) -> int:
         return sum(file.n_rows for file in self.files.files)
@@ -101,7 +97,7 @@ class ParquetLoader:
 
     def _blocks(self, groups: Iterable[tuple["ParquetFile", int]]) -> Iterator[Block]:
         for file, group in groups:
-            names = [name for name in self._column_names() if name not in file.keys]
+            names = [name for name in each_once(self.columns) if name not in file.keys]
             with opened(file.path, file.filesystem) as reader:
                 batches = reader.iter_batches(
                     self.block_rows, row_groups=[group], columns=names, use_threads=False

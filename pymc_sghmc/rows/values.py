@@ -17,7 +17,7 @@ from pymc_sghmc.checks import quoted
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.containers import Container, StreamError, column_names
 
-__all__ = ["array_for", "first_changed"]
+__all__ = ["array_for", "first_changed", "rows_first"]
 
 CHUNK = 2**20  # entries looked at together
 ROWS_IN_CACHE = 2**12  # of a frame, copied together: whole columns take four times as long
@@ -164,10 +164,16 @@ def _plain(what: str, value: Any, container: Container | None = None) -> Any:
     )
 
 
+def rows_first(container: Container | None, value: Any) -> Any:
+    """Return an array of xarray with its dims in the order of a container's; else the value."""
+    if container is None or not isinstance(value, xr.DataArray):
+        return value
+    return value.transpose(*container.dims) if set(value.dims) == set(container.dims) else value
+
+
 def _in_order_of_container(what: str, value: xr.DataArray, container: Container) -> xr.DataArray:
     """Return an array of xarray with its dims and its labels in the order of a container's."""
-    if set(value.dims) == set(container.dims):
-        value = value.transpose(*container.dims)
+    value = rows_first(container, value)
     if value.ndim == 2 and value.dims[1] in value.indexes:
         labels = value.indexes[value.dims[1]].tolist()
         order = _in_order_of_labels(what, labels, container.columns)

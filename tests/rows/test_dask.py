@@ -14,14 +14,13 @@ import pandas as pd
 import pymc as pm
 import pytest
 
+from logistic_rows import BETA, D, logistic, logistic_rows
 from modes import FAST, QUIET
 from targets import gradient_of
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.diagnostics import check_bias
-from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.metric import Dense
-from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
 from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.loaders import ArrayLoader, DaskLoader
@@ -37,27 +36,15 @@ dask = pytest.importorskip("dask")
 da = pytest.importorskip("dask.array")
 dd = pytest.importorskip("dask.dataframe")
 
-N, D = 60_000, 4
+N = 60_000
 POOL = 2000
-RNG = np.random.default_rng(3)
-X = RNG.standard_normal((N, D))
-X[:, 0] = 1.0
-BETA = np.array([-1.0, 0.5, -0.5, 1.0])
-Y = (RNG.random(N) < 1 / (1 + np.exp(-X @ BETA))).astype("i1")
-ROWS = {"X": X, "y": Y}
+ROWS = logistic_rows(N)
+X, Y = ROWS["X"], ROWS["y"]
 COLUMNS = [f"x{j}" for j in range(D)]
 DRAWS = {"draws": 50, "tune": 50, "chains": 2, "cores": 1, "random_seed": 1, **QUIET}
 
 
-def logistic():
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=D)
-        x, y = pm.Data("X", X[:10]), pm.Data("y", Y[:10])
-        pm.Bernoulli("likelihood", logit_p=x @ beta, observed=y)
-    return model
-
-
-MODEL = logistic()
+MODEL = logistic(ROWS)
 
 
 def arrays(rows=9000):
@@ -91,16 +78,13 @@ def sample(step, **changes):
 
 @pytest.fixture(scope="module")
 def in_memory():
-    return gradient_of(logistic(), 10, data=ROWS)
+    return gradient_of(MODEL, 10, data=ROWS)
 
 
 def pooled(data, size=POOL):
     """Gradient of a source of which a pool is drawn."""
-    point = MODEL.initial_point()
-    unknowns = Unknowns(MODEL.continuous_value_vars, point)
-    cut, source = model_by_row(MODEL, unknowns, 10, point, data, Rewriting())
     plan = PoolPlan(size=size, most=size, error=0.005)
-    return minibatch_gradient(cut, LogDensity(cut, FAST), source, pool=plan)
+    return gradient_of(MODEL, 10, data=data, pool=plan)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -290,7 +274,7 @@ def test_rows_that_change_from_pass_to_pass_are_refused():
 def test_wrong_data_are_refused(change, message):
     data = arrays() | {name: make() for name, make in change.items()}
     with pytest.raises(ValueError, match=message):
-        Source(known_form(data, containers_of(logistic())), containers_of(logistic()))
+        Source(known_form(data, containers_of(MODEL)), containers_of(MODEL))
 
 
 def test_partitions_of_other_lengths_are_refused():

@@ -8,33 +8,22 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from modes import FAST, QUIET
+from logistic_rows import D, logistic, logistic_rows
+from modes import QUIET
+from targets import gradient_of
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.metric import Dense
-from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
 from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.loaders import ArrayLoader
 from pymc_sghmc.rows.data import PoolPlan
 from pymc_sghmc.rows.pool import FromPool, PoolDraw
 
-N, D = 20_000, 4
+N = 20_000
 POOL = 2000
-RNG = np.random.default_rng(3)
-X = RNG.standard_normal((N, D))
-X[:, 0] = 1.0
-BETA = np.array([-1.0, 0.5, -0.5, 1.0])
-Y = (RNG.random(N) < 1 / (1 + np.exp(-X @ BETA))).astype("i1")
-ROWS = {"X": X, "y": Y}
+ROWS = logistic_rows(N)
+X, Y = ROWS["X"], ROWS["y"]
 BY_OUTCOME = {name: array[np.argsort(Y, kind="stable")] for name, array in ROWS.items()}
-
-
-def logistic(rows=ROWS):
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=D)
-        x, y = pm.Data("X", rows["X"][:10]), pm.Data("y", rows["y"][:10])
-        pm.Bernoulli("likelihood", logit_p=x @ beta, observed=y)
-    return model
 
 
 def newton(rows=ROWS):
@@ -124,20 +113,9 @@ def test_minibatches_of_a_pool_have_its_sum_as_their_mean():
 
 def pooled_second_order(rows, size=POOL):
     """Second-order control variates of a loader's rows at the mode."""
-    from pymc_sghmc.gradients.density import LogDensity
-    from pymc_sghmc.hierarchy.rewrites import Rewriting
-    from pymc_sghmc.models.unknowns import Unknowns
-    from pymc_sghmc.step.gradients import model_by_row
-
-    model = logistic(rows)
-    point = model.initial_point()
-    unknowns = Unknowns(model.continuous_value_vars, point)
-    rewriting = Rewriting(integrated=(), recover=True, may_centre=False)
-    loader = ArrayLoader(rows, block_rows=700)
-    cut, source = model_by_row(model, unknowns, 10, point, loader, rewriting)
-    density = LogDensity(cut, FAST)
     plan = PoolPlan(size=size, most=size, error=0.005)
-    second = second_order(minibatch_gradient(cut, density, source, pool=plan))
+    loader = ArrayLoader(rows, block_rows=700)
+    second = second_order(gradient_of(logistic(rows), 10, data=loader, pool=plan))
     mode, covariance = newton(rows)
     second.set_centre(mode, Dense(np.linalg.cholesky(covariance)))
     return second, mode, np.linalg.cholesky(covariance)
@@ -220,7 +198,7 @@ def test_rows_that_tell_more_than_all_others_are_in_the_fit(pool):
 def test_few_rows_of_a_loader_are_like_arrays():
     positions = []
     for data in (ROWS, ArrayLoader(ROWS, block_rows=700)):
-        with logistic():
+        with logistic(ROWS):
             step = SGHMC(data=data)
             idata = pm.sample(5, tune=5, chains=1, step=step, random_seed=1, **QUIET)
         positions.append(idata.posterior["beta"].values)
@@ -278,7 +256,7 @@ def test_a_pool_that_does_not_serve_gives_way_to_windows(caplog):
 
 
 def test_a_step_with_a_pool_samples_the_same_in_workers_and_after_a_copy():
-    model = logistic()
+    model = logistic(ROWS)
     step = SGHMC(data=ArrayLoader(ROWS, block_rows=1000), pool=POOL, model=model)
     copied = cloudpickle.loads(cloudpickle.dumps((model, step)))
     runs = []
@@ -305,7 +283,7 @@ def test_rows_that_change_from_pass_to_pass_are_refused(name):
                 yield {**block, name: changed if name == "y" else changed + 1e-6}
 
     # the same rows in another order are fine
-    with logistic():
+    with logistic(ROWS):
         SGHMC(data=ArrayLoader(ROWS, block_rows=1000), pool=POOL)
         with pytest.raises(ValueError, match=f"the values of '{name}' have the sum"):
             SGHMC(data=Changing(ROWS, block_rows=1000), pool=POOL)
@@ -321,5 +299,5 @@ def test_rows_that_change_from_pass_to_pass_are_refused(name):
     ],
 )
 def test_arguments_that_are_none(pool, words):
-    with logistic(), pytest.raises(ValueError, match=words):
+    with logistic(ROWS), pytest.raises(ValueError, match=words):
         SGHMC(data=ArrayLoader(ROWS), pool=pool)
