@@ -32,6 +32,7 @@ from pymc_sghmc.models.likelihoods import (
     from_pm_minibatch,
     names_of,
     refuse_imputed,
+    rows_left_out,
 )
 
 __all__ = ["ALL_ROWS", "BatchSize", "Group", "minibatch_log_density"]
@@ -144,7 +145,13 @@ def minibatch_log_density(
                 f"and integrate it out by marginalize=[{variable.name!r}], or use NUTS."
             )
         rest.append(factor)
-    check_rows(model, groups, model.initial_point() if initial_point is None else initial_point)
+    start = model.initial_point() if initial_point is None else initial_point
+    try:
+        check_rows(model, groups, start)
+    except NeedsAllRows as error:
+        if lengths and (left_out := rows_left_out(candidates)):
+            raise ValueError(left_out) from error
+        raise
     return _total(rest), groups
 
 

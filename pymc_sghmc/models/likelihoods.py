@@ -33,6 +33,7 @@ __all__ = [
     "from_pm_minibatch",
     "names_of",
     "refuse_imputed",
+    "rows_left_out",
 ]
 
 
@@ -101,11 +102,18 @@ def from_elsewhere(
         sources = [leaf for leaf in data_leaves(factors[variable]) if leaf in containers]
         if not sources:
             continue
-        if containers.keys().isdisjoint(data_leaves(value)):
+        observed = data_leaves(value)
+        if containers.keys().isdisjoint(observed):
+            own = [leaf for leaf in observed if not isinstance(leaf, Constant)]
+            remedy = f"Pass the rows of {names_of(own)}, too."
+            if not own:
+                remedy = (
+                    "Put these into a container of their own, "
+                    f'observed=pm.Data("{variable.name}_data", ...), and pass their rows, too.'
+                )
             raise ValueError(
                 f"data= has the rows of {names_of(sources)} but not those that {variable.name!r} "
-                "observes. Put these into a container of their own, "
-                f'observed=pm.Data("{variable.name}_data", ...), and pass their rows, too.'
+                f"observes. {remedy}"
             )
         counts = {source.name: _length(source) for source in sources}
         if len(set(counts.values())) > 1:
@@ -124,6 +132,28 @@ def from_elsewhere(
     if unused:
         raise ValueError(f"data=: no likelihood depends on {names_of(unused)}. Leave it out.")
     return candidates
+
+
+def rows_left_out(candidates: Mapping[Variable, Likelihood]) -> str:
+    """Say which data of the model seem to be rows that ``data=`` doesn't give; "" if none do."""
+    for variable, candidate in candidates.items():
+        left_out = [
+            leaf
+            for leaf in data_leaves(candidate.factor)
+            if leaf not in candidate.sources and np.shape(array_of(leaf))[:1] == (candidate.count,)
+        ]
+        if not left_out:
+            continue
+        containers = [leaf for leaf in left_out if not isinstance(leaf, Constant)]
+        what = names_of(containers) if containers else "an array"
+        remedy = "Pass their rows, too."
+        if not containers:
+            remedy = 'Put it into a container, pm.Data("name", ...), and pass its rows, too.'
+        return (
+            f"data= has the rows of {names_of(candidate.sources)}, but {variable.name!r} depends "
+            f"on {what} with {candidate.count} rows in the model, too. {remedy}"
+        )
+    return ""
 
 
 def from_pm_minibatch(

@@ -605,7 +605,7 @@ def test_arrays_that_do_not_fit_are_refused(rows, tmp_path):
     refused(rows, with_(rows, z=rows["y"]), "no container 'z', only 'X', 'y'")
     refused(rows, with_(rows, X=rows["X"][:, :2]), r"'X' has shape \(1200, 2\)")
     refused(rows, with_(rows, y=None), "not those that 'likelihood' observes")
-    refused(rows, with_(rows, X=None), "can't be evaluated on some of its")
+    refused(rows, with_(rows, X=None), "depends on X with 6 rows")
     refused(rows, rows, "between 1 and the 1200 rows", batch_size=1201)
     refused(rows, rows, "pass a batch_size", batch_size=None)
     refused(rows, rows, "replace='no'", replace="no")
