@@ -231,13 +231,11 @@ def _expanded(around: _Around, block: "_Block") -> _Expanded:
     gradient, theta, probes, by_position, metric = around
     k, inputs = block.group, block.inputs
     q = gradient.quadratics[k]
-    here = gradient.first(theta, *inputs)[k].astype(float)
+    first = gradient.first(np.stack([theta, *probes]), k, *inputs)
     C = q.symmetric(gradient.second(theta, *inputs)[k].astype(float))
-    log_likelihood, c, zeta = _parts(here, q.m)
-    dc, dzeta = np.empty((2, block.rows.size, len(probes), q.m))
-    for p, probe in enumerate(probes):
-        there = gradient.first(probe, *inputs)[k].astype(float)
-        dc[:, p], dzeta[:, p] = _differences(there, here, q.m)
+    log_likelihood = first.log_likelihood[0]
+    c, zeta = first.c[0], first.zeta[0]
+    dc, dzeta = _changes(first.c), _changes(first.zeta)
     C = C + fitted(dc - dzeta @ C, dzeta)
     left = _finite(dc - dzeta @ C)
     J = gradient.jacobian(k, inputs)
@@ -296,16 +294,16 @@ def is_right(gradient: "SecondOrder", centre: Array, metric: Metric) -> bool:
     shift = metric.to_theta(np.random.default_rng(1).standard_normal(centre.size))
     tolerance = np.finfo(dtype).eps ** 0.25
     points = [(centre + far * shift).astype(dtype) for far in (-1.0, 0.7)]
-    thetas = [gradient.seen(point) for point in points]
+    thetas = np.stack([gradient.seen(point) for point in points])
     by_position = [gradient.derivatives_seen(point) for point in points]
     at_hand = gradient.data.n_at_hand
     few = [np.linspace(0, n - 1, min(CHECKED_ROWS, n)).astype(int) for n in at_hand]
     for rows, inputs, k, *_ in _blocks(gradient, gradient.data, gradient.data.chunks(few)):
         by_theta = gradient.jacobian(k, inputs)
-        for point, theta, T in zip(points, thetas, by_position, strict=True):
+        first = gradient.first(thetas, k, *inputs)
+        for point, c, T in zip(points, first.c, by_position, strict=True):
             J = by_theta.after(T)
             spread = J.spread(metric)
-            _, c, _ = _parts(gradient.first(theta, *inputs)[k], gradient.quadratics[k].m)
             found = metric.pull_back(J.total(c))
             expected = metric.pull_back(gradient.passes.of_rows(point, k, rows)[1])
             scale = np.sqrt(np.einsum("naa,na->", spread, np.square(c)))
@@ -339,7 +337,7 @@ def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metr
     d = gradient.density.d
     n_groups = len(gradient.quadratics)
     squares, sums = np.zeros((2, len(points), n_groups, d))
-    thetas = [gradient.seen(point) for point in points]
+    thetas = np.stack([gradient.seen(point) for point in points])
     by_position = [gradient.derivatives_seen(point) for point in points]
 
     subset = None
@@ -361,10 +359,9 @@ def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metr
             stands_for = anchor.order.stands_for(k, rows)
         of_sums = []
         of_squares = []
-        for theta, T in zip(thetas, by_position, strict=True):
+        first = gradient.first(thetas, k, *inputs)
+        for c, zeta, T in zip(first.c, first.zeta, by_position, strict=True):
             J = by_theta.after(T)
-            there = gradient.first(theta, *inputs)[k].astype(float)
-            _, c, zeta = _parts(there, q.m)
             left = c - table[:, 1 : 1 + q.m] - np.einsum("nab,nb->na", C, zeta)
             of_sums.append(coordinates.pull_back(J.total(left * stands_for[:, None])))
             of_squares.append(J.squares(left, coordinates, rarity * stands_for))
@@ -401,14 +398,12 @@ def _blocks(gradient: "SecondOrder", data: Rows, chunks: Iterable[Chunk]) -> Ite
             yield _Block(rows, inputs, chunk.group, chunk.arrays, chunk.weight)
 
 
-def _parts(first: Array, m: int) -> tuple[Array, Array, Array]:
-    """ℓ, c and ζ."""
-    return first[:, 0], first[:, 1 : 1 + m], first[:, 1 + m :]
+def _changes(values: Array) -> Array:
+    """Of rows' numbers (P + 1, n, m) the differences from the first place, (n, P, m).
 
-
-def _differences(there: Array, here: Array, m: int) -> Array:
-    """Of c and of ζ; zero where there is no number."""
-    return _finite(there[:, 1:] - here[:, 1:]).reshape(-1, 2, m).swapaxes(0, 1)
+    They are zero where there is no number.
+    """
+    return np.ascontiguousarray(_finite(values[1:] - values[0]).swapaxes(0, 1))
 
 
 def _finite(values: Array) -> Array:

@@ -162,36 +162,66 @@ def jacobian(
     """
     probe = _Probe(zetas, sum(map(math.prod, shapes)), error)
     columns = list(columns_of(shapes))
-    found: list[tuple[Array, Array, Array]] = []  # rows, columns and values
+    found = _Found((probe.here.size, probe.d))
     one_by_one = [column for column in columns if column.size <= FEW]
     for column, changes in probe.of_large([c for c in columns if c.size > FEW]):
         entries = _one_entry(column, changes, probe.exact)
         if entries is None:
             one_by_one.append(column)
         else:
-            found.append(entries)
+            found.entries.append(entries)
     if one_by_one:
         places = np.concatenate(one_by_one)
         if probe.d > MANY and probe.n_positions + places.size > MOST_POSITIONS:
             return None
-        for place, change in zip(places, probe.of_places(places), strict=True):
-            rows = np.flatnonzero(change)
-            found.append((rows, np.full(rows.size, place), change[rows] / FAR))
-    J = _matrix(found, (probe.here.size, probe.d))
+        for some, change in probe.of_places(places):
+            found.add(some, change / FAR)
+    J = found.matrix()
     return Jacobian(J, probe.m, probe.n_passes) if probe.agrees_with(J) else None
 
 
-def _matrix(entries: Sequence[tuple[Array, Array, Array]], shape: tuple[int, int]) -> Any:
-    """Return the matrix of rows, columns and values: a full one, or sparse where few aren't zero.
+class _Found:
+    """What is known of a matrix, none of whose entries is found twice.
 
-    No entry is given twice.
+    Attributes
+    ----------
+    entries : list of (rows, columns, values)
+    full : list of (columns, values)
+        Whole columns, of which much isn't zero; values as (columns, rows).
     """
-    rows, columns, values = map(np.concatenate, zip(*entries, strict=True))
-    if values.size <= DENSE * shape[0] * shape[1]:
-        return coo_array((values, (rows, columns)), shape=shape).tocsr()
-    full = np.zeros(shape)
-    full[rows, columns] = values
-    return full
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape = shape
+        self.entries: list[tuple[Array, Array, Array]] = []
+        self.full: list[tuple[Array, Array]] = []
+
+    def add(self, columns: Array, values: Array) -> None:
+        """Add whole columns, with values (columns, rows)."""
+        if np.count_nonzero(values) > DENSE * values.size:
+            self.full.append((columns, values))
+            return
+        self.entries.append(_not_zero(columns, values))
+
+    def matrix(self) -> Any:
+        """Return the matrix: a full one, or sparse where few entries aren't zero."""
+        n_entries = sum(values.size for _, _, values in self.entries)
+        n_entries += sum(int(np.count_nonzero(values)) for _, values in self.full)
+        if n_entries <= DENSE * math.prod(self.shape):
+            parts = [*self.entries, *[_not_zero(*columns) for columns in self.full]]
+            rows, columns, values = map(np.concatenate, zip(*parts, strict=True))
+            return coo_array((values, (rows, columns)), shape=self.shape).tocsr()
+        by_column = np.zeros(self.shape[::-1])
+        for rows, columns, values in self.entries:
+            by_column[columns, rows] = values
+        for columns, values in self.full:
+            by_column[columns] = values
+        return by_column.T
+
+
+def _not_zero(columns: Array, values: Array) -> tuple[Array, Array, Array]:
+    """Return rows, columns and values of what isn't zero in whole columns, (columns, rows)."""
+    places, rows = np.nonzero(values)
+    return rows, columns[places], values[places, rows]
 
 
 def columns_of(shapes: Sequence[tuple[int, ...]]) -> Iterator[Array]:
@@ -212,13 +242,15 @@ class _Probe:
     """Takes ζ at positions, beside that at zero, and counts them."""
 
     def __init__(self, zetas: Zetas, d: int, error: float | None) -> None:
-        [here] = zetas(np.zeros((1, d)))
+        self._elsewhere = np.random.default_rng(1).standard_normal(d)  # J isn't found from it
+        here, there = zetas(np.stack([np.zeros(d), self._elsewhere]))
         self._zetas = zetas
         self.d = d
         self.m = here.shape[1]
         self.here: Array = here.ravel()
+        self._change_elsewhere = there.ravel() - self.here
         self.exact = error or np.finfo(here.dtype).eps ** 0.5
-        self.n_positions = 1
+        self.n_positions = 2
         self.n_passes = 1  # over the rows: each takes many positions
 
     def of_large(self, columns: Sequence[Array]) -> Iterator[tuple[Array, list[Array]]]:
@@ -228,20 +260,28 @@ class _Probe:
         for column in columns:
             yield column, [next(changes) for _ in range(MOVES)]
 
-    def of_places(self, places: Array) -> Iterator[Array]:
-        """Yield the change of ζ, (n·m,), by each of the places in a position."""
-        return self._changes(((place, 1.0) for place in places), places.size)
+    def of_places(self, places: Array) -> Iterator[tuple[Array, Array]]:
+        """Yield some of the places in a position, and the change of ζ by each, (places, n·m)."""
+        at_a_time = self._positions_at_a_time
+        for start in range(0, places.size, at_a_time):
+            some = places[start : start + at_a_time]
+            positions = np.zeros((some.size, self.d))
+            positions[np.arange(some.size), some] = FAR
+            yield some, self._at(positions).astype(float, copy=False)
 
     def agrees_with(self, J: Any) -> bool:
         """Whether J tells ζ in a direction that it wasn't found from."""
-        position = np.random.default_rng(1).standard_normal(self.d)
-        off = np.abs(self._at(position[None]).ravel() - J @ position)
-        size = np.abs(J) @ np.abs(position) + np.abs(self.here)
+        off = np.abs(self._change_elsewhere - J @ self._elsewhere)
+        size = np.abs(J) @ np.abs(self._elsewhere) + np.abs(self.here)
         return bool((off <= self.exact * size + 1e-300).all())
+
+    @property
+    def _positions_at_a_time(self) -> int:
+        return max(1, NUMBERS // max(1, self.here.size))
 
     def _changes(self, moves: Iterator[tuple[Any, Any]], n_moves: int) -> Iterator[Array]:
         """Yield the change of ζ by each of some moves, many in one pass."""
-        at_a_time = max(1, NUMBERS // max(1, self.here.size))
+        at_a_time = self._positions_at_a_time
         for start in range(0, n_moves, at_a_time):
             positions = np.zeros((min(at_a_time, n_moves - start), self.d))
             for position in positions:

@@ -41,6 +41,14 @@ BLOCK_POSITIONS = 2**21  # numbers in the positions at which these are taken at 
 RowFunction = Callable[..., Sequence[Array]]  # compiled: an array for each group of rows
 
 
+class FirstOrder(NamedTuple):
+    """What rows of a group say of ζ at P positions."""
+
+    log_likelihood: Array  # (P, n)
+    c: Array  # (P, n, m): ∂ℓ/∂ζ
+    zeta: Array  # (P, n, m)
+
+
 class SecondDerivatives:
     """Compiled functions of which Hessians are made.
 
@@ -56,7 +64,7 @@ class SecondDerivatives:
     Attributes
     ----------
     zetas : callable
-        ζ of rows at many θ, (P, n, m).
+        ζ of rows at many θ, [(P, n, m)].
     second : callable
         C of rows at θ, its upper triangle.
     quadratics : list of Quadratics
@@ -77,21 +85,44 @@ class SecondDerivatives:
         if not coordinates.are_own:
             self.compile_first(density)
         self.quadratics: list[Quadratics] = slopes.quadratics
+        self._no_zetas = [
+            np.zeros((1, q.m), dtype=zeta.dtype)
+            for q, zeta in zip(self.quadratics, slopes.zetas, strict=True)
+        ]
         self.shapes = [np.shape(graph.model.point[v.name]) for v in graph.variables]
         self.without_rows = _gradient_without_rows(density, coordinates)
 
-    @property
-    def first(self) -> RowFunction:
-        """Log-likelihood, c = ∂ℓ/∂ζ and ζ of rows at θ, (n, 1 + 2m), once it is compiled."""
+    def first(self, thetas: Array, group: int, *inputs: Any) -> FirstOrder:
+        """Log-likelihood, c = ∂ℓ/∂ζ and ζ of rows of a group at many θ, (P, d).
+
+        Many at a time: ζ of all is one product of matrices, and what a row says of its ζ needs no
+        more of the predictors.
+        """
         assert self._first is not None
-        return self._first
+        zeta = self.zetas(thetas, *inputs)[group]
+        n_points, n_rows, m = zeta.shape
+        n_groups = len(self.quadratics)
+        rows = list(inputs[:n_groups])
+        rows[group] = np.tile(rows[group], n_points)
+        of_groups = list(self._no_zetas)
+        of_groups[group] = zeta.reshape(-1, m)
+        found = self._first(*of_groups, *rows, *inputs[n_groups:])
+        log_likelihood, c = found[2 * group : 2 * group + 2]
+        return FirstOrder(
+            log_likelihood=log_likelihood.reshape(n_points, n_rows).astype(float, copy=False),
+            c=c.reshape(zeta.shape).astype(float, copy=False),
+            zeta=zeta.astype(float, copy=False),
+        )
 
     def compile_first(self, density: LogDensity) -> None:
         """Compile `first`, which Hessians need where θ isn't φ, and second-order gradients."""
         if self._first is None:
             graph = density.graph
-            outputs = graph.at_position(self.slopes.first, self.slopes.variables)
-            self._first = density.row_function(outputs)
+            zetas = [of_group.zeta for of_group in self.slopes.first]
+            outputs = [out for of_group in self.slopes.first for out in of_group[1:]]
+            outputs = graph.at_position(outputs, self.slopes.variables)
+            inputs = [*zetas, *graph.rows, *graph.arrays, *graph.given]
+            self._first = density.compiled(inputs, outputs)
 
     def jacobian(self, density: LogDensity, group: int, inputs: tuple[Any, ...]) -> Jacobian | None:
         """∂ζ/∂θ of some rows of a group; None where it can't be found.
@@ -292,7 +323,11 @@ class LikelihoodHessian:
             np.zeros((rows.size, q.m, q.m))
             for rows, q in zip(self._subset, self._second.quadratics, strict=True)
         ]
-        for _, block, upper in self._by_block(self._second.second, points, shares):
+
+        def upper_triangles(theta: Array, block: _Block) -> Array:
+            return self._second.second(theta, *block.inputs)[block.group].astype(float)
+
+        for _, block, upper in self._by_block(upper_triangles, points, shares):
             k = block.group
             C = self._second.quadratics[k].symmetric(upper)
             places = np.searchsorted(self._subset[k], block.rows)
@@ -307,16 +342,22 @@ class LikelihoodHessian:
         slopes = [np.zeros(self._density.d) for _ in points]
         if self._second.coordinates.are_own:
             return slopes
-        for number, block, first in self._by_block(self._second.first, points, shares):
+
+        def cotangents(theta: Array, block: _Block) -> Array:
+            return self._second.first(theta[None], block.group, *block.inputs).c[0]
+
+        for number, block, c in self._by_block(cotangents, points, shares):
             k = block.group
-            m = self._second.quadratics[k].m
-            by_row = np.zeros((self._subset[k].size, m))
-            by_row[np.searchsorted(self._subset[k], block.rows)] = first[:, 1 : 1 + m]
+            by_row = np.zeros((self._subset[k].size, c.shape[1]))
+            by_row[np.searchsorted(self._subset[k], block.rows)] = c
             slopes[number] += block.weight * self._known()[k].total(by_row)
         return slopes
 
     def _by_block(
-        self, function: RowFunction, points: Sequence[Array], shares: Sequence[Sequence[Array]]
+        self,
+        function: Callable[[Array, _Block], Array],
+        points: Sequence[Array],
+        shares: Sequence[Sequence[Array]],
     ) -> Iterator[tuple[int, _Block, Array]]:
         """Yield the number of each point, blocks of its rows, and what a function says of these."""
         for number, (point, share) in enumerate(zip(points, shares, strict=True)):
@@ -371,10 +412,12 @@ class LikelihoodHessian:
         return [_stacked(of_group) for of_group in parts if of_group]
 
 
-def _of_block(function: RowFunction, theta: Array, block: _Block) -> tuple[_Block, Array]:
+def _of_block(
+    function: Callable[[Array, _Block], Array], theta: Array, block: _Block
+) -> tuple[_Block, Array]:
     """Return a block of rows with what a function says of them at θ."""
     with np.errstate(all="ignore"):
-        return block, function(theta, *block.inputs)[block.group].astype(float)
+        return block, function(theta, block)
 
 
 def _stacked(parts: Sequence[Jacobian]) -> Jacobian:

@@ -68,6 +68,14 @@ class Quadratics:
         return table[:, 0] + 0.5 * sum(halves)
 
 
+class FirstDerivatives(NamedTuple):
+    """The log-likelihood of rows and its derivatives, by ζ and not by the unknowns."""
+
+    zeta: TensorVariable  # an input, (n, m)
+    log_likelihood: TensorVariable  # (n,)
+    c: TensorVariable  # (n, m): ∂ℓ/∂ζ
+
+
 class RowSlopes(NamedTuple):
     """Graphs of rows, for each group."""
 
@@ -75,7 +83,7 @@ class RowSlopes(NamedTuple):
     cuts: list[list[Cut]]  # of each group, a list of `Cut`
     log_likelihoods: list[TensorVariable]  # (n,)
     zetas: list[TensorVariable]  # (n, m)
-    first: list[TensorVariable]  # (n, 1 + 2m): ℓ, c and ζ
+    first: list["FirstDerivatives"]  # of rows by their ζ
     second: list[TensorVariable]  # (n, m(m+1)/2): ∂²ℓ/∂ζ², the upper triangle
 
     @property
@@ -149,15 +157,34 @@ def row_slopes(
         if not 0 < m <= MAX_NUMBERS or not all(cut.fixed for cut in cuts):
             return None
         n = graph.shape[0]
-        c = [cut.cotangent.reshape((n, cut.size)) for cut in cuts]
         zeta = [pt.broadcast_to(cut.flat_zeta, (n, cut.size)) for cut in cuts]
         zetas.append(pt.concatenate(zeta, axis=1))
-        first.append(pt.concatenate([graph[:, None], *c, *zeta], axis=1))
+        first.append(_first_derivatives(graph, cuts, zetas[-1].dtype))
         try:
             second.append(pt.stack(_second_derivatives(graph, cuts), axis=1))
         except (NotImplementedError, MethodNotDefined, NullTypeGradError):
             return None
     return RowSlopes(list(variables), groups, unchecked, zetas, first, second)
+
+
+def _first_derivatives(graph: TensorVariable, cuts: Sequence[Cut], dtype: str) -> FirstDerivatives:
+    """ℓ and c of each row as functions of its numbers ζ, of this type."""
+    by_row, copy, _ = by_rows(graph, [cut.zeta for cut in cuts], cuts[0].through)
+    gradients = pt.grad(copy.sum(), by_row, disconnected_inputs="ignore")
+    zeta = pt.matrix("zeta", dtype=dtype)
+    n = zeta.shape[0]
+    given = {}
+    start = 0
+    for cut, own in zip(cuts, by_row, strict=True):
+        numbers = zeta[:, start : start + cut.size].reshape((n, *cut.shape))
+        given[own] = numbers.astype(own.dtype)
+        start += cut.size
+    c = [
+        pt.broadcast_to(gradient.reshape((-1, cut.size)), (n, cut.size))
+        for gradient, cut in zip(gradients, cuts, strict=True)
+    ]
+    outputs = [copy, pt.concatenate(c, axis=1)]
+    return FirstDerivatives(zeta, *clone_replace(outputs, given, rebuild_strict=False))
 
 
 def _second_derivatives(graph: TensorVariable, cuts: Sequence[Cut]) -> list[TensorVariable]:

@@ -47,10 +47,15 @@ class Cut(NamedTuple):
 
     zeta: Any  # (n, ...), or (1, ...) where all rows share it
     cotangent: Any  # c = ∂ℓ/∂ζ of each row, (n, ...)
-    size: int  # numbers in c of one row
+    shape: tuple[int, ...]  # of c of one row
     fixed: bool  # whether ∂ζ/∂θ is the same at every θ
     # of all cuts of a group: what rows share, by way of which they see unknowns
     through: Sequence[TensorVariable] = ()
+
+    @property
+    def size(self) -> int:
+        """Numbers in c of one row."""
+        return math.prod(self.shape)
 
     @property
     def shared(self) -> bool:
@@ -246,23 +251,29 @@ def _cuts(
     for of_all, through in shared_zetas(shared, fixed, variables if linear else ()):
         # nor is a multiple of one, row by row, another
         zetas = [v for v in by_row if not is_multiple(v, through or of_all, fixed)] + of_all
-        sizes = _sizes(zetas, variables, point)
-        if sum(sizes) <= MAX_NUMBERS and (all(fixed.get(z, True) for z in zetas) or not linear):
+        shapes = _shapes(zetas, variables, point)
+        if sum(map(_size, shapes)) <= MAX_NUMBERS and (
+            all(fixed.get(z, True) for z in zetas) or not linear
+        ):
             cotangents = _cotangents(graph, zetas, through)
             return [
                 Cut(z, c, s, fixed.get(z, True), through)
-                for z, c, s in zip(zetas, cotangents, sizes, strict=True)
+                for z, c, s in zip(zetas, cotangents, shapes, strict=True)
             ]
     return None
 
 
-def _sizes(
+def _shapes(
     zetas: Sequence[TensorVariable], variables: Sequence[TensorVariable], point: Mapping[str, Any]
-) -> list[Any]:
-    """Numbers in one row of each ζ; infinite where the graph doesn't tell."""
+) -> list[tuple[Any, ...]]:
+    """Shape of one row of each ζ, with None where the graph doesn't tell."""
     typed = {v: pt.tensor(dtype=v.dtype, shape=np.shape(point[v.name])) for v in variables}
-    shapes = [zeta.type.shape[1:] for zeta in slice_rows(zetas, typed, None, None)]
-    return [math.inf if None in shape else math.prod(shape) for shape in shapes]
+    return [zeta.type.shape[1:] for zeta in slice_rows(zetas, typed, None, None)]
+
+
+def _size(shape: tuple[Any, ...]) -> float:
+    """Numbers in a shape; infinite where it isn't known."""
+    return math.inf if None in shape else math.prod(shape)
 
 
 def _cotangents(

@@ -65,10 +65,16 @@ def run(name):
 def levels(second, centre):
     """Tables with which "second order" is first order: each row's c at the centre, without slopes."""
     position = centre.mean.astype(second.density.dtype)
-    found = second.passes.tables(second.first, position)
+
+    def cotangents(position, *inputs):
+        groups = range(len(second.quadratics))
+        of_groups = [second.first(position[None], k, *inputs) for k in groups]
+        return [np.column_stack([found.log_likelihood[0], found.c[0]]) for found in of_groups]
+
+    found = second.passes.tables(cotangents, position, second.anchor.order)
     return [
-        np.column_stack([np.zeros(len(x)), x[:, : q.m], np.zeros((len(x), q.size - 1 - q.m))])
-        for x, q in zip(found, second.quadratics, strict=True)
+        np.column_stack([np.zeros(len(c)), c, np.zeros((len(c), q.size - 1 - q.m))])
+        for c, q in zip(found, second.quadratics, strict=True)
     ]
 
 
