@@ -27,14 +27,17 @@ def law(A, Q):
 
 
 def sghmc(h=1.0, V=0.0, T=1.0, **settings):
+    """Return the law of SGHMC on N(0, 1/h)."""
     return law(*sghmc_map(h * ONE, V * ONE, T=T, **settings))
 
 
 def baoab(h=1.0, V=0.0, T=1.0, **settings):
+    """Return the law of BAOAB on N(0, 1/h)."""
     return law(*baoab_map(h * ONE, V * ONE, T=T, **settings))
 
 
 def check_baoab(rng):
+    """Compare the formulas of BAOAB with its law."""
     h, p = np.exp(rng.normal(size=2))
     V, T = np.exp(2 * rng.normal()), rng.uniform(0.1, 3)
     alpha = rng.uniform(0.01, 1)
@@ -53,7 +56,7 @@ def check_baoab(rng):
 
 
 def check_inflation(rng):
-    """The formulas that the laws read off the rules are held to."""
+    """Compare the inflation of variances with the laws read off the rules."""
     h, V, alpha = np.exp(rng.normal()), np.exp(2 * rng.normal()), rng.uniform(0.01, 1)
     eta = rng.uniform(0.001, 0.45) * 4 / h
     for integrator, exact in (("euler", sghmc), ("baoab", baoab), ("sgld", None)):
@@ -67,6 +70,7 @@ def check_inflation(rng):
 
 
 def check_sghmc(rng):
+    """Compare the formulas of SGHMC with its law."""
     h, p = np.exp(rng.normal(size=2))
     V, T = np.exp(2 * rng.normal()), rng.uniform(0.1, 3)
     alpha = rng.uniform(0.01, 1)
@@ -83,6 +87,7 @@ def check_sghmc(rng):
 
 
 def check_sgld(rng):
+    """Compare the formulas of SGLD with its law."""
     h, V, T = np.exp(rng.normal()), np.exp(2 * rng.normal()), rng.uniform(0.1, 3)
     eta = rng.uniform(0.001, 0.99) * 2 / h
     S, steps = law(*sgld_map(h * ONE, V * ONE, eta=eta, T=T))
@@ -110,6 +115,7 @@ def check_temperatures(rng, d=3):
 
 
 def check_stability():
+    """Compare the largest stable step sizes with eigenvalues of the maps."""
     for alpha in (0.05, 0.5, 1.0):
         for factor, stable in ((0.999, True), (1.001, False)):
             A, _ = sghmc_map(ONE, 0 * ONE, eta=factor * (4 - 2 * alpha), alpha=alpha)
@@ -118,7 +124,8 @@ def check_stability():
             assert (np.abs(np.linalg.eigvals(A)).max() < 1) == stable
 
 
-def figures():
+def print_figures_of_sghmc():
+    """Print the figures of the docs on SGHMC, on its redrawn momentum and on SGLD."""
     print("SGHMC on N(0, 1): η, α, V, β̂ -> variance, kinetic temperature")
     for eta, alpha, V, beta_hat in (
         (0.01, 0.1, 0, 0),
@@ -173,6 +180,9 @@ def figures():
         same_speed, _ = law(*sgld_map(ONE, 0 * ONE, eta=eta / 0.5))
         print(f"  {eta} -> {S[0, 0]:.4f}, {R[0, 0]:.4f}, {same_speed[0, 0]:.4f}")
 
+
+def print_figures_of_baoab():
+    """Print the figures of the docs on BAOAB, on critical friction and on budgets."""
     print("BAOAB on N(0, 1): η, α, V, β̂ -> variance, kinetic temperature, steps per effective draw")
     critical = critical_friction(0.25)
     for eta, alpha, V, beta_hat in (
@@ -220,4 +230,5 @@ if __name__ == "__main__":
         check_temperatures(rng)
     check_stability()
     print("All formulas hold.")
-    figures()
+    print_figures_of_sghmc()
+    print_figures_of_baoab()

@@ -47,7 +47,7 @@ def files_entered(action: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 
 def logistic_regression() -> pm.Model:
-    """A logistic regression with an intercept and two slopes."""
+    """Build a logistic regression with an intercept and two slopes."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((N_ROWS, N_COEFFICIENTS))
     y = rng.random(N_ROWS) < 1 / (1 + np.exp(-X @ np.linspace(-1, 1, N_COEFFICIENTS)))

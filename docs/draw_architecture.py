@@ -71,7 +71,8 @@ def draw():
             for i, name in enumerate(wings[wing]):
                 left = x + PAD + i % COLUMNS * WIDTH
                 shapes.append(
-                    f'<text x="{left}" y="{y + (2 + i // COLUMNS) * LINE + 4}">{escape(name)}</text>'
+                    f'<text x="{left}" y="{y + (2 + i // COLUMNS) * LINE + 4}">'
+                    f"{escape(name)}</text>"
                 )
             heights.append(height)
             x += COLUMNS * WIDTH + GAP
@@ -92,8 +93,8 @@ def draw():
     width = max(x + w for x, _, w, _ in places.values()) + PAD
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" font-family="sans-serif" '
-            'font-size="12">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" '
+            'font-family="sans-serif" font-size="12">',
             "<style>rect{fill:#f4f1ea;stroke:#8a7f6a}.wing{font-weight:bold}"
             "line{stroke:#4a6fa5;marker-end:url(#tip)}</style>",
             '<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="7" '

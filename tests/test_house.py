@@ -95,7 +95,8 @@ def test_the_table_has_no_circle():
 @pytest.mark.parametrize("wing", sorted(set(WINGS) - {"diagnostics"}))
 def test_the_face_of_a_wing_is_a_sentence(wing):
     body = ast.parse((PACKAGE / wing / "__init__.py").read_text()).body
-    assert len(body) == 1 and isinstance(body[0], ast.Expr)
+    assert len(body) == 1
+    assert isinstance(body[0], ast.Expr)
 
 
 def public_parameters(tree):

@@ -32,19 +32,29 @@ def python_handler():
 
 def test_an_interrupt_takes_effect_at_the_end():
     done = []
-    with pytest.raises(KeyboardInterrupt), DelayedInterrupt():
-        interrupt()
-        done.append("all")
+
+    def interrupted():
+        with DelayedInterrupt():
+            interrupt()
+            done.append("all")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert done == ["all"]
 
 
 def test_a_second_interrupt_takes_effect_at_once():
     done = []
-    with pytest.raises(KeyboardInterrupt), DelayedInterrupt():
-        interrupt()
-        done.append("first")
-        interrupt()
-        done.append("second")
+
+    def interrupted_twice():
+        with DelayedInterrupt():
+            interrupt()
+            done.append("first")
+            interrupt()
+            done.append("second")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_twice()
     assert done == ["first"]
 
 
@@ -100,7 +110,8 @@ def test_a_system_error_by_an_interrupt_is_an_interrupt():
 def test_a_chain_of_errors_that_bites_its_tail_ends():
     error = failed_by(None)
     error.__cause__ = failed_by(error)
-    assert not is_interrupt(error) and not is_interrupt(None)
+    assert not is_interrupt(error)
+    assert not is_interrupt(None)
     assert is_interrupt(failed_by(failed_by(KeyboardInterrupt())))
     error = failed_by(None)
     error.__context__ = KeyboardInterrupt()  # which the user's own code has caught
@@ -132,12 +143,17 @@ def test_an_interrupt_within_a_compiled_function(profile, manager, expected, is_
     double = numba.njit(lambda x: (2 * x, x + x))
     double(np.ones(3))  # compiles
     results = []
-    with pytest.raises(expected), manager:
-        sys.setprofile(profile)
-        try:
-            results.append(double(np.ones(3)))
-        finally:
-            sys.setprofile(None)
+
+    def profiled():
+        with manager:
+            sys.setprofile(profile)
+            try:
+                results.append(double(np.ones(3)))
+            finally:
+                sys.setprofile(None)
+
+    with pytest.raises(expected):
+        profiled()
     assert len(results) == is_whole
 
 

@@ -78,6 +78,7 @@ def _in_tiers(app, what, name, obj, options, lines):
 
 
 def setup(app):
+    """Tell Sphinx of the tiers of arguments."""
     app.setup_extension("sphinx.ext.autodoc")
     # after numpydoc, which listens with Sphinx's usual priority of 500
     app.connect("autodoc-process-docstring", _in_tiers, priority=600)

@@ -23,5 +23,6 @@ def _check(app):
 
 
 def setup(app):
+    """Tell Sphinx to look for decisions that are not listed."""
     app.connect("builder-inited", _check)
     return {"version": "1", "parallel_read_safe": True}

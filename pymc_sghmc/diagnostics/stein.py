@@ -88,19 +88,13 @@ def stein_estimates(
         correction = 1.0
         if uses_correlations:
             correction = np.sqrt(effective / (effective - d))  # degrees of freedom
-            share = w / w.sum()
-            S = np.einsum("cn,cni,cnj->ij", share, u, u)
-            F = -np.einsum("cn,cni,cnj->ij", share, u, g_centred)
-            inverse = np.linalg.pinv(F)
-            P = inverse @ S
-            p = np.diag(P)
-            rest = u + g_centred @ P  # zero on a Gaussian
-            # dP = F⁻¹(dS − dF P), and a draw adds uuᵀ to S and −ugᵀ to F
-            dp = (u @ inverse.T) * rest
-            log_sd = (np.log(variance / p) + u**2 / variance - 1 - dp / p) / 2
-            step = -g @ P + rest * _heat(u, w, S, P)[..., None] / 2  # θ − m
-            precision = np.linalg.pinv(P)
-            fitted, fitted_all = (x * (x @ precision) for x in (u, u_all))  # virial on a Gaussian
+            fit = _fitted_gaussian(u, g, g_centred, w)
+            p = fit.variance
+            step = fit.step
+            # the virial on a Gaussian
+            fitted = u * (u @ fit.precision)
+            fitted_all = u_all * (u_all @ fit.precision)
+            log_sd = (np.log(variance / p) + u**2 / variance - 1 - fit.influence / p) / 2
         else:
             p = variance
             step = -g * p
@@ -125,6 +119,34 @@ def stein_estimates(
         else:
             log_ratio = Estimate(np.log(heat.mean) / 2, heat.error / heat.mean / 2)
     return SteinEstimates(shift, heat, log_ratio, uses_correlations)
+
+
+class _FittedGaussian(NamedTuple):
+    """What moments of draws and gradients say of the posterior."""
+
+    variance: np.ndarray  # (d,)
+    precision: np.ndarray  # (d, d)
+    influence: np.ndarray  # of each draw on the variances, (chain, draw, d)
+    step: np.ndarray  # θ − m of each draw, (chain, draw, d)
+
+
+def _fitted_gaussian(
+    u: np.ndarray, g: np.ndarray, g_centred: np.ndarray, w: np.ndarray
+) -> _FittedGaussian:
+    """Return P = F⁻¹S and what comes of it. See `stein_estimates`."""
+    share = w / w.sum()
+    S = np.einsum("cn,cni,cnj->ij", share, u, u)
+    F = -np.einsum("cn,cni,cnj->ij", share, u, g_centred)
+    inverse = np.linalg.pinv(F)
+    P = inverse @ S
+    rest = u + g_centred @ P  # zero on a Gaussian
+    return _FittedGaussian(
+        variance=np.diag(P),
+        precision=np.linalg.pinv(P),
+        # dP = F⁻¹(dS − dF P), and a draw adds uuᵀ to S and −ugᵀ to F
+        influence=(u @ inverse.T) * rest,
+        step=-g @ P + rest * _heat(u, w, S, P)[..., None] / 2,
+    )
 
 
 def _heat(u: np.ndarray, w: np.ndarray, S: np.ndarray, P: np.ndarray) -> np.ndarray:

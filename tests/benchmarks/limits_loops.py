@@ -238,6 +238,24 @@ def logistic(steps, theta, v, X, y, constant, batch, eta, alpha, state):
 
 
 @compiled
+def softmax_slopes(out, b2, y, rows, weight):
+    """Put what is left of the classes in the place of the scores, times a weight."""
+    batch, k = out.shape
+    for i in range(batch):
+        largest = -np.inf
+        for j in range(k):
+            out[i, j] += b2[j]
+            largest = max(largest, out[i, j])
+        total = 0.0
+        for j in range(k):
+            out[i, j] = exponential(out[i, j] - largest)
+            total += out[i, j]
+        for j in range(k):
+            out[i, j] *= -weight / total
+        out[i, y[rows[i]]] += weight
+
+
+@compiled
 def neural_network(steps, theta, v, X, y, sizes, batch, eta, alpha, state):
     """Classes of a network with one hidden layer of sigmoids and softmax, N(0, 1) priors.
 
@@ -266,18 +284,7 @@ def neural_network(steps, theta, v, X, y, sizes, batch, eta, alpha, state):
             for j in range(h):
                 hidden[i, j] = sigmoid(hidden[i, j] + b[j])
         np.dot(hidden, W2, out)
-        for i in range(batch):
-            largest = -np.inf
-            for j in range(k):
-                out[i, j] += b2[j]
-                largest = max(largest, out[i, j])
-            total = 0.0
-            for j in range(k):
-                out[i, j] = exponential(out[i, j] - largest)
-                total += out[i, j]
-            for j in range(k):
-                out[i, j] *= -weight / total
-            out[i, y[rows[i]]] += weight
+        softmax_slopes(out, b2, y, rows, weight)
         np.dot(hidden.T, out, gW2)
         np.dot(out, W2.T, above)
         gb[:] = 0.0

@@ -251,13 +251,49 @@ def hmcecs(X, y):
     }
 
 
+def mode_of(log_density):
+    """Mode of a function that JAX differentiates."""
+    import jax
+
+    from scipy.optimize import minimize
+
+    negative = jax.jit(jax.value_and_grad(lambda beta: -log_density(beta)))
+    return minimize(negative, np.zeros(UNKNOWNS), jac=True, method="L-BFGS-B").x
+
+
+def book_step(sampler, n):
+    """Step size of the sampling book for n rows, and the power of 1/n with which it falls."""
+    power = {"sgld": 1, "sghmc": 0.5}[sampler]
+    return BOOK_STEP[sampler] * min(1.0, BOOK_ROWS / n) ** power, power
+
+
+def scanned(step, n):
+    """Chain of a step on minibatches of n rows: f(key, position, data, step size, draws, thin)."""
+    import jax
+
+    def one(carry, _):
+        key, beta, data, step_size = carry
+        key, batch_key, step_key = jax.random.split(key, 3)
+        i = jax.random.randint(batch_key, (BATCH,), 0, n)
+        beta = step(step_key, beta, (data[0][i], data[1][i]), step_size)
+        return (key, beta, data, step_size), None
+
+    def chain(key, beta, data, step_size, draws, thin):
+        def draw(carry, _):
+            carry, _ = jax.lax.scan(one, (*carry, data, step_size), length=thin)
+            return carry[:2], carry[1]
+
+        return jax.lax.scan(draw, (key, beta), length=draws)
+
+    return chain
+
+
 def blackjax(X, y, sampler, control_variates=False, reference=None):
     """With the sampling book's settings, or with ``reference`` the best of a grid of steps."""
     import blackjax
     import jax
 
     from jax import numpy as jnp
-    from scipy.optimize import minimize
 
     start, n = time.perf_counter(), len(y)
     data = jnp.asarray(X), jnp.asarray(y)
@@ -273,28 +309,13 @@ def blackjax(X, y, sampler, control_variates=False, reference=None):
     position = jax.random.normal(jax.random.key(2), (CHAINS, UNKNOWNS))
     if control_variates or reference is not None:
         estimator = blackjax.sgmcmc.gradients.logdensity_estimator(logprior, loglikelihood, n)
-        negative = jax.jit(jax.value_and_grad(lambda beta: -estimator(beta, data)))
-        mode = minimize(negative, np.zeros(UNKNOWNS), jac=True, method="L-BFGS-B").x
+        mode = mode_of(lambda beta: estimator(beta, data))
         position = jnp.tile(mode, (CHAINS, 1))
     if control_variates:
         gradient = blackjax.sgmcmc.gradients.control_variates(gradient, jnp.asarray(mode), data)
-    step = getattr(blackjax, sampler)(gradient).step
+    chain = scanned(getattr(blackjax, sampler)(gradient).step, n)
     inner = {"sgld": 1, "sghmc": 10}[sampler]
     thin = GRADIENTS_PER_DRAW // inner
-
-    def one(carry, _):
-        key, beta, data, step_size = carry
-        key, batch_key, step_key = jax.random.split(key, 3)
-        i = jax.random.randint(batch_key, (BATCH,), 0, n)
-        beta = step(step_key, beta, (data[0][i], data[1][i]), step_size)
-        return (key, beta, data, step_size), None
-
-    def chain(key, beta, data, step_size, draws, thin):
-        def draw(carry, _):
-            carry, _ = jax.lax.scan(one, (*carry, data, step_size), length=thin)
-            return carry[:2], carry[1]
-
-        return jax.lax.scan(draw, (key, beta), length=draws)
 
     def compiled(draws, thin):
         def chains(keys, beta, data, step_size):
@@ -316,8 +337,7 @@ def blackjax(X, y, sampler, control_variates=False, reference=None):
         seconds = {"setup": setup, "sampling": end - start, "drawing": end - tuned}
         return np.asarray(draws), {**seconds, "step_size": step_size}
 
-    power = {"sgld": 1, "sghmc": 0.5}[sampler]
-    book = BOOK_STEP[sampler] * min(1.0, BOOK_ROWS / n) ** power
+    book, power = book_step(sampler, n)
     if reference is None:
         return run(book)
     runs = [run(step_size) for step_size in (book, *((c / n) ** power for c in GRID))]

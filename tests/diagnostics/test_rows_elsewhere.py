@@ -191,4 +191,5 @@ def test_the_log_names_what_sees_the_models_rows_only(caplog):
         SGHMC(data=data_of(model), model=model, **SETTINGS)
         SGHMC(model=regression(N), **SETTINGS)
     [text] = [record.message for record in caplog.records if "data= has" in record.message]
-    assert "400 rows" in text and "check_bias(idata, step)" in text
+    assert "400 rows" in text
+    assert "check_bias(idata, step)" in text

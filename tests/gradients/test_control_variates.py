@@ -260,7 +260,8 @@ def test_an_outlier_of_leverage_makes_far_less_noise_than_with_uniform_rows():
         z = np.sqrt(3) * np.vstack([np.eye(3), -np.eye(3)])  # has the posterior's covariance
         V = np.mean([law(cv, centre + factor @ row)[2] for row in z], axis=0)
         top.append(np.linalg.eigvalsh(factor.T @ V @ factor)[-1])
-    assert top[1] > 0.5 * n_rows and top[0] < 0.03 * top[1], top
+    assert top[1] > 0.5 * n_rows, top
+    assert top[0] < 0.03 * top[1], top
 
 
 def test_minibatch_is_a_token_and_follows_the_generator_alone():
@@ -362,7 +363,8 @@ class Scripted:
 
     def random(self, size):
         draw, pool = next(self.draws)
-        assert size == (1, len(draw)) and max(draw) < pool.size
+        assert size == (1, len(draw))
+        assert max(draw) < pool.size
         return (np.array([draw]) + 0.5) / pool.size
 
 

@@ -381,7 +381,8 @@ def test_noise_covariance_diagonal_agrees_with_full():
     gradient = gradient_of(two_groups(), {"y": 6, "counts": 4})
     diagonal = noise_of(gradient, np.random.default_rng(2))
     full = noise_of(gradient, np.random.default_rng(2), full=True)
-    assert diagonal.shape == (3,) and full.shape == (3, 3)
+    assert diagonal.shape == (3,)
+    assert full.shape == (3, 3)
     np.testing.assert_allclose(diagonal, np.diag(full), rtol=1e-12)
     np.testing.assert_allclose(full, full.T, rtol=1e-12)
 
@@ -395,7 +396,8 @@ def test_noise_covariance_leaves_out_a_group_at_full_batch():
     gradient = gradient_of(two_groups(), {"y": N, "counts": 2})
     different = [COUNTS.argmin(), COUNTS.argmax()]
     full = noise_of(gradient, Scripted(different), full=True)
-    assert (full[1:] == 0).all() and full[0, 0] > 0
+    assert (full[1:] == 0).all()
+    assert full[0, 0] > 0
 
 
 # --- Preconditioned coordinates

@@ -68,7 +68,8 @@ def test_directions_make_up_the_matrix(cls):
 @pytest.mark.parametrize("cls", MATRICES)
 def test_metrics_are_equal_by_value(cls):
     metric = metric_of(cls)
-    assert metric == metric_of(cls) and hash(metric) == hash(metric_of(cls))
+    assert metric == metric_of(cls)
+    assert hash(metric) == hash(metric_of(cls))
     assert {metric, metric_of(cls)} == {metric}
     others = [metric_of(other) for other in MATRICES if other is not cls]
     assert all(metric != other for other in [*others, None])

@@ -11,6 +11,7 @@ import arviz as az
 import cloudpickle
 import numpy as np
 import pymc as pm
+import pytensor
 import pytest
 
 from modes import FAST, QUIET, C
@@ -287,7 +288,8 @@ def test_few_derivatives_of_each_row_give_the_same_gradient(monkeypatch):
     full, position, metric = built(of_one_group_each)
     monkeypatch.setattr(module, "MOST_UNKNOWNS", 0)
     few, _, _ = built(of_one_group_each)
-    assert len(full.anchor.hessian) == 1 and len(few.anchor.hessian) == 3
+    assert len(full.anchor.hessian) == 1
+    assert len(few.anchor.hessian) == 3
     np.testing.assert_array_equal(few.order.counts[0], full.order.counts[0])
     rows = np.arange(0, N, 3)
     for there in (position, full.anchor.centre):
@@ -515,13 +517,16 @@ def test_chain_that_is_lost_while_tuning_goes_on_with_first_order_and_says_so():
         logistic()
         step = SGHMC(batch_size=10, gradient="second_order", compile_kwargs=FAST)
     point, [statistics] = step.step(start_of(step))
-    assert statistics["gradient_order"] == 2 and step.chain.tuning.order == 2
+    assert statistics["gradient_order"] == 2
+    assert step.chain.tuning.order == 2
     step.chain.state = step.chain.state._replace(position=np.full(3, 1e3))
     point = step.unknowns.unravel(step.tuner.setup.metric.to_theta(np.full(3, 1e3)), point)
     point, [statistics] = step.step(point)
-    assert statistics["diverging"] and "another gradient" in statistics["warning"].message
+    assert statistics["diverging"]
+    assert "another gradient" in statistics["warning"].message
     point, [statistics] = step.step(point)
-    assert statistics["gradient_order"] == 1 and not statistics["diverging"]
+    assert statistics["gradient_order"] == 1
+    assert not statistics["diverging"]
     # a chain that is restored gets first order, too
     with pm.Model():
         logistic()
@@ -554,12 +559,12 @@ def test_an_operation_without_a_second_derivative_is_no_crash():
     with pm.Model() as model:
         mu, kappa = pm.Normal("mu"), pm.HalfNormal("kappa", 5)
         pm.VonMises("y", mu, kappa, observed=REAL / 10)
-    try:
-        found = second_order(gradient_of(model, 4))
-    except NotApplicable as reason:
-        assert "few linear functions" in str(reason)
+    gradient = gradient_of(model, 4)
+    if pytensor.__version__.startswith("2."):
+        assert isinstance(second_order(gradient), SecondOrder)
     else:
-        assert isinstance(found, SecondOrder)
+        with pytest.raises(NotApplicable, match="few linear functions"):
+            second_order(gradient)
 
 
 def test_entries_of_a_vector_make_one_linear_predictor():
@@ -584,7 +589,8 @@ def test_a_chain_in_units_of_a_given_preconditioner_is_not_taken_for_lost():
     point = start_of(step)
     for _ in range(5):
         point, [statistics] = step.step(point)
-        assert statistics["gradient_order"] == 2 and not statistics["diverging"]
+        assert statistics["gradient_order"] == 2
+        assert not statistics["diverging"]
 
 
 # --- Sampling
@@ -712,7 +718,8 @@ def test_auto_takes_second_order_where_rows_are_chosen_and_all_of_few_rows():
         logistic(np.tile(X, (COPIES, 1)), np.tile(COIN, COPIES))
         step = SGHMC(batch_size="auto", replace=False, compile_kwargs=FAST)
         _, [statistics] = step.step(start_of(step))
-    assert step.tuner.gradient.data.batch_sizes == [500] and statistics["gradient_order"] < 2
+    assert step.tuner.gradient.data.batch_sizes == [500]
+    assert statistics["gradient_order"] < 2
 
 
 def test_words_for_other_batch_sizes():
@@ -762,7 +769,8 @@ def test_rows_come_up_as_often_as_their_leverage_says():
     [drawn] = found.draw(np.random.default_rng(5), None, k)[0].drawn
     expected = k * data.batch_sizes[0] * found.counts[0] / found.pools[0].size
     counts = np.bincount(drawn.ravel(), minlength=n)
-    assert drawn.shape == (k, data.batch_sizes[0]) and drawn.dtype == np.int64
+    assert drawn.shape == (k, data.batch_sizes[0])
+    assert drawn.dtype == np.int64
     # five standard errors of a binomial for each row
     assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
     weights = found.weights((np.arange(n),))[0] * n  # of one row, of n

@@ -43,7 +43,8 @@ def load(name, data):
         condition = CONDITION[name]
     else:
         facts = json_of(data, "posteriordb/reference_table")[full_name]
-        assert facts["checks_all_true"] and facts["model_text_checked"]
+        assert facts["checks_all_true"]
+        assert facts["model_text_checked"]
         params, condition = facts["params"], facts["unconstrained"]["cond_cov"]
         # The smallest of the parameters' effective sizes stands for all: 9,240 to 10,132 of 10,000.
         error = _column(params, "sd") / np.sqrt(facts["ess_bulk_min"])

@@ -218,7 +218,8 @@ def _posteriordb(data, name, text, columns, y):
     assert described["lik"] == text
     assert described["prior"].startswith("flat (improper) on every coefficient and on sigma>0")
     facts = json_of(data, "posteriordb/reference_table")[name]
-    assert len(y) == facts["N"] and facts["ess_bulk_min"] > 9000
+    assert len(y) == facts["N"]
+    assert facts["ess_bulk_min"] > 9000
     with zipfile.ZipFile(data / f"posteriordb/draws/{name}.json.zip") as archive:
         chains = json.loads(archive.read(f"{name}.json"))
     names = [f"beta[{i + 1}]" for i in range(len(columns) + 1)] + ["sigma"]

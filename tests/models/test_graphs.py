@@ -44,4 +44,5 @@ def test_parts_of_a_vector_have_shapes_and_types():
     parts = parts_of_vector(vector, [a, b], {"a": np.zeros((2, 2)), "b": np.zeros(())})
     found = compile([vector], list(parts.values()), **FAST)(np.arange(5.0))
     np.testing.assert_array_equal(found[0], [[0, 1], [2, 3]])
-    assert found[1] == 4 and found[1].dtype == "float32"
+    assert found[1] == 4
+    assert found[1].dtype == "float32"

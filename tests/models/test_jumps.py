@@ -229,7 +229,8 @@ def test_a_parameter_that_jumps_gets_no_estimate_and_the_others_are_judged():
         level = np.where(place > 0.4, 1.0, -1.0) + 0.5 * width * normals[1]
         posterior = {"jumping": (("chain", "draw"), place), "level": (("chain", "draw"), level)}
         report = check_bias(inference_data({"posterior": xr.Dataset(posterior)}), model)
-        assert report.jumping == ["jumping"] and report.biased != is_right
+        assert report.jumping == ["jumping"]
+        assert report.biased != is_right
         assert report.table.loc["jumping"].isna().all()
         assert report.table.loc["level"].notna().all()
         first, _, third, *_ = str(report).splitlines()

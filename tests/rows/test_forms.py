@@ -455,7 +455,8 @@ def test_a_stream_counts_as_checked_after_one_full_pass():
     source = Source(Batches(as_tensors), CONTAINERS)
     blocks = source.blocks(np.random.default_rng(0))
     for block in blocks:
-        assert len(block["y"]) and not source.is_checked
+        assert len(block["y"])
+        assert not source.is_checked
     assert source.is_checked
 
 

@@ -574,8 +574,8 @@ def test_parquet_loader(rows, whole, tmp_path):
     )
     with pytest.raises(ValueError, match=r"no column 'age'"):
         ParquetLoader(tmp_path, {"y": "age"})
+    (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"no \*\.parquet files"):
-        (tmp_path / "empty").mkdir()
         ParquetLoader(tmp_path / "empty", {"y": "age"})
 
 

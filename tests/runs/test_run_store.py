@@ -158,11 +158,13 @@ def test_spawned_workers_record_too(tmp_path):
 def test_what_is_stored_can_be_read_at_any_time(stopped):
     idata = RunStore(stopped).to_inference_data()
     found = idata.posterior["beta"]
-    assert found.sizes["chain"] == 1 and found.sizes["draw"] > 0
+    assert found.sizes["chain"] == 1
+    assert found.sizes["draw"] > 0
     expected = faults.undisturbed().posterior["beta"][:1, : found.sizes["draw"]]
     np.testing.assert_array_equal(found, expected)
     assert idata.warmup_posterior.sizes["draw"] == faults.TUNE
-    assert "beta" not in idata.posterior.coords and list(found.coords["k"].values) == ["a", "b"]
+    assert "beta" not in idata.posterior.coords
+    assert list(found.coords["k"].values) == ["a", "b"]
 
 
 def test_exchanged_contents_are_noticed_as_they_are_read(tmp_path):
@@ -217,10 +219,11 @@ def test_another_run_is_refused_before_anything_is_changed(
 ):
     before = contents(stopped)
     given = {"batch_size": 20, "n_steps": 2, "compile_kwargs": modes.FAST}
-    with other_model(**change), pytest.raises(ValueError, match=words):
+    with other_model(**change):
         step = SGHMC(**given | settings)
         store = {"trace": RunStore(stopped), "cores": 1}
-        pm.sample(step=step, **faults.OPTIONS | store | options)
+        with pytest.raises(ValueError, match=words):
+            pm.sample(step=step, **faults.OPTIONS | store | options)
     assert contents(stopped) == before
 
 
@@ -363,7 +366,8 @@ def test_a_run_that_never_began_is_not_recorded_later(tmp_path, ways):
         assert contents(tmp_path) == before
         stored = pm.sample(**options, cores=1, random_seed=1, trace=RunStore(tmp_path))
     np.testing.assert_array_equal(stored.posterior["mu"], plain[1].posterior["mu"])
-    assert type(step) is SGHMC and "step" not in vars(step)
+    assert type(step) is SGHMC
+    assert "step" not in vars(step)
 
 
 @pytest.mark.parametrize("kind", [pm.NUTS, pm.Metropolis, pm.Slice, QNHMC])
@@ -374,7 +378,8 @@ def test_other_steps_alone(tmp_path, kind):
         options |= {"progressbar": False, "compute_convergence_checks": False}
         with model:
             idata = pm.sample(step=step, **options | changes)
-        assert type(step) is kind and "step" not in vars(step)
+        assert type(step) is kind
+        assert "step" not in vars(step)
         return idata
 
     with pytest.raises(MemoryError):
@@ -400,7 +405,8 @@ def test_odd_names_shapes_and_coordinates(tmp_path, monkeypatch):
         )  # fmt: skip
     monkeypatch.chdir("/")
     assert idata.posterior["allow_pickle"].shape == (2, 5, 0, 2)
-    assert idata.posterior["s.npy"].notnull().all() and "file" in idata.posterior.coords
+    assert idata.posterior["s.npy"].notnull().all()
+    assert "file" in idata.posterior.coords
     np.testing.assert_array_equal(idata.posterior["s.npy"] + 100, idata.posterior["s"])
     assert idata.posterior.coords["file"].dtype.kind == "M"
     pairs = [tuple(map(str, pair)) for pair in idata.posterior.coords["pair"].values]
@@ -455,18 +461,17 @@ def test_a_chain_that_stopped_goes_on_from_its_last_draw_once_it_can(tmp_path, c
             os.truncate(tmp_path / "cut" / "y.bin", 8)
 
     stopped = run_on_file(tmp_path / "cut", callback=cut)
-    assert stopped.posterior.sizes["draw"] == 91 and "has become shorter" in caplog.text
+    assert stopped.posterior.sizes["draw"] == 91
+    assert "has become shorter" in caplog.text
     again, whole = (run_on_file(tmp_path / folder).posterior["mu"] for folder in ("cut", "whole"))
     np.testing.assert_array_equal(again, whole)
 
 
 def test_another_sampler_is_told_before_its_settings(stopped):
-    with (
-        other_model(),
-        pytest.raises(ValueError, match="the step is SGLD, but SGHMC in the stored run"),
-    ):
+    with other_model():
         step = SGLD(batch_size=20, n_steps=2, compile_kwargs=modes.FAST)
-        pm.sample(step=step, trace=RunStore(stopped), cores=1, **faults.OPTIONS)
+        with pytest.raises(ValueError, match="the step is SGLD, but SGHMC in the stored run"):
+            pm.sample(step=step, trace=RunStore(stopped), cores=1, **faults.OPTIONS)
 
 
 def test_the_same_model_built_again_goes_on(stopped):
@@ -497,7 +502,8 @@ def test_what_others_left_unfinished_in_a_run_stays(stopped):
     own = stopped / "chain0" / "draws-1-0-0123456789abcdef.npz.unfinished"
     own.write_text("x")
     assert faults.rest(stopped) == ""
-    assert not own.exists() and all((stopped / name).read_text() == "x" for name in names)
+    assert not own.exists()
+    assert all((stopped / name).read_text() == "x" for name in names)
 
 
 def sample_by_metropolis(folder):
@@ -749,4 +755,5 @@ def test_a_file_that_is_cut_short_between_draws_is_named(tmp_path, caplog):
                 compute_convergence_checks=False, trace=RunStore(tmp_path / "run"),
             )  # fmt: skip
     assert "y.bin has become shorter than the data" in caplog.text
-    assert np.isfinite(idata.posterior["mu"]).all() and idata.posterior.sizes["draw"] == 11
+    assert np.isfinite(idata.posterior["mu"]).all()
+    assert idata.posterior.sizes["draw"] == 11

@@ -222,14 +222,16 @@ def test_given_settings_are_never_changed(model, name):
         L = np.diag(np.sqrt(P)) if P.ndim == 1 else np.linalg.cholesky(P)
         np.testing.assert_array_equal(target.coordinates.matrix(), L)
     if name == "all":
-        assert not step.tuner.needs_setup and step.tuner.setup is None
+        assert not step.tuner.needs_setup
+        assert step.tuner.setup is None
     if "centre" in given:
         centre = [0.9, -0.9, np.log(0.75)]
         np.testing.assert_allclose(step.tuner.setup.fit.mean, centre, rtol=1e-14)
     if "integrator" in given:
         assert step.update.__module__ == "pymc_sghmc.samplers.sghmc"
     # Without the rest being given, the rest is found: no setting is NaN.
-    assert (kept["learning_rate"] > 0).all() and (kept["friction"] > 0).all()
+    assert (kept["learning_rate"] > 0).all()
+    assert (kept["friction"] > 0).all()
     if "learning_rate" not in given:
         assert step.chain.tuning.bias <= step.tuner.settings.target_bias * (1 + 1e-6)
 
@@ -450,7 +452,8 @@ def test_all_rows_are_taken_and_told_where_minibatches_are_too_noisy(caplog):
             step = SGHMC()
     tuner = step.tuner
     assert tuner.takes_all_rows(tuner.prepare())
-    assert "all data" in caplog.text and "first-order control variates" not in caplog.text
+    assert "all data" in caplog.text
+    assert "first-order control variates" not in caplog.text
 
 
 def test_two_modes_fall_back_to_plain_minibatches():
@@ -517,7 +520,8 @@ def test_divergence_while_tuning_lowers_the_rate_and_goes_on():
     positions, stats, point = run_chain(step, model.initial_point(), 60)
     assert np.isfinite(positions).all()
     [at, *_] = np.flatnonzero(stats["diverging"])
-    assert at > 0 and positions[at] != positions[at - 1]  # it starts anew near the centre
+    assert at > 0
+    assert positions[at] != positions[at - 1]
     rates = stats["learning_rate"]
     assert rates[at + 1] == pytest.approx(rates[at] / 4)
     assert step.chain.tuning.n_divergences == stats["diverging"].sum()
@@ -526,7 +530,8 @@ def test_divergence_while_tuning_lowers_the_rate_and_goes_on():
     _, stats, _ = run_chain(step, point, 1)
     step.draws.loops.update = explode
     _, [stats] = step.step(point)
-    assert stats["diverging"] and stats["warning"] is not None
+    assert stats["diverging"]
+    assert stats["warning"] is not None
 
 
 def test_position_that_overflows_is_a_divergence():
@@ -536,7 +541,8 @@ def test_position_that_overflows_is_a_divergence():
     point, _ = step.step(model.initial_point())
     step.draws.loops.update = overflow
     point, [stats] = step.step(point)
-    assert stats["diverging"] and np.isfinite(point["x"])
+    assert stats["diverging"]
+    assert np.isfinite(point["x"])
     assert step.chain.tuning.limit == MAX_LEARNING_RATE / 4
 
 

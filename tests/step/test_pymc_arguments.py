@@ -54,7 +54,8 @@ def test_seeds_come_in_all_of_pymcs_forms(model, step, plain, seed):
     make = seed if callable(seed) else lambda: seed
     one, two = (beta(sample(model, step, random_seed=make(), cores=cores)) for cores in (1, 2))
     np.testing.assert_array_equal(one, two)
-    assert not np.isclose(one[0], one[1]).any() and not np.isclose(one, beta(plain)).any()
+    assert not np.isclose(one[0], one[1]).any()
+    assert not np.isclose(one, beta(plain)).any()
 
 
 def test_tuning_draws_are_kept_on_request(model, step, plain):
@@ -75,7 +76,8 @@ def test_multitrace_holds_the_same_draws(model, step, plain):
 
 def test_one_draw_of_one_chain_without_tuning(model, step):
     idata = sample(model, step, draws=1, tune=0, chains=1)
-    assert beta(idata).shape == (1, 1, 2) and np.isfinite(beta(idata)).all()
+    assert beta(idata).shape == (1, 1, 2)
+    assert np.isfinite(beta(idata)).all()
     assert np.isfinite(idata.sample_stats["configurational_temperature"].values).all()
 
 

@@ -144,7 +144,8 @@ def test_noise_estimate_measured_from_minibatches_mends_the_variance():
     assert abs(mean - exact) < 4.5 * error + 0.02
     A, Q = sghmc_map(target.H, target.noise(40), eta=0.05, alpha=0.4, P=P, n_steps=4)
     uncorrected = np.trace(target.H @ stationary_covariance(A, Q)[:3, :3]) / 3
-    assert uncorrected > exact + 0.2 and uncorrected > mean + 4.5 * error
+    assert uncorrected > exact + 0.2
+    assert uncorrected > mean + 4.5 * error
     # β̂/α = ½ηV/α in the coordinates of the preconditioner
     L = np.linalg.cholesky(P)
     largest = np.linalg.eigvalsh(L.T @ target.noise(40) @ L)[-1]
@@ -256,10 +257,12 @@ def test_mixes_with_nuts_slice_metropolis_and_itself():
     means, errors = configurational_temperature(idata)
     assert means.shape == errors.shape == (2,)
     made = idata.sample_stats["inner_steps"].to_numpy()
-    assert made.shape == (2, 150, 2) and (made[..., 1] == 5).all()
+    assert made.shape == (2, 150, 2)
+    assert (made[..., 1] == 5).all()
     # PyMC's name for the tree sizes of NUTS, which nothing of ours may hide
     leapfrogs = idata.sample_stats["n_steps"].to_numpy()
-    assert leapfrogs.shape == (2, 150) and len(np.unique(leapfrogs)) > 1
+    assert leapfrogs.shape == (2, 150)
+    assert len(np.unique(leapfrogs)) > 1
 
 
 def test_blocked_false_makes_one_step_per_unknown():

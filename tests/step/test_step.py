@@ -240,7 +240,8 @@ def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(mo
     step.draws.loops.update = update  # which makes the last step of the two
     point, [stats] = step.step(model.initial_point())
     assert stats["gradient_noise"] > 1
-    assert len(given) == 1 and np.all(given[0] <= 0.01)
+    assert len(given) == 1
+    assert np.all(given[0] <= 0.01)
     step.stop_tuning()
     with pytest.raises(SamplingError, match=r"exceeds friction = 0.01.*Try .*learning_rate="):
         step.step(point)

@@ -145,7 +145,9 @@ def test_subset_of_the_rows_leads_to_the_mode_of_all_in_few_passes(rows):
     np.testing.assert_allclose(unit, np.eye(2), atol=0.01)  # of a subset, whose curvature is alike
     some = [size for size in sizes if size]
     full = sizes.count(None)
-    assert 1 <= full <= 10 and some and max(some) <= SUBSET_ROWS
+    assert 1 <= full <= 10
+    assert some
+    assert max(some) <= SUBSET_ROWS
     assert found.passes == pytest.approx(full + sum(some) / MANY_ROWS)
     assert found.passes < 15
 
@@ -217,7 +219,8 @@ def test_flat_direction_gets_a_finite_scale():
         pm.Potential("energy", -0.5 * (x[0] - 3) ** 2)
     found = fit_posterior(passes_of(model), np.zeros(2))
     assert abs(found.mean[0] - 3) < NEAR
-    assert np.isfinite(found.metric.factor).all() and np.linalg.det(found.metric.factor) > 0
+    assert np.isfinite(found.metric.factor).all()
+    assert np.linalg.det(found.metric.factor) > 0
     assert found.metric.factor[0, 0] == pytest.approx(1, rel=1e-3)
 
 

@@ -27,11 +27,13 @@ def request_of(**changes):
 
 
 def test_requests_are_equal_by_value():
-    assert request_of() == request_of() and hash(request_of()) == hash(request_of())
+    assert request_of() == request_of()
+    assert hash(request_of()) == hash(request_of())
     assert len({request_of(), request_of(), request_of(max_order=1)}) == 2
     # zeros of either sign are equal, and so must be their hashes
     zero, negative = (request_of(start=np.array([z, 1.0])) for z in (0.0, -0.0))
-    assert zero == negative and hash(zero) == hash(negative)
+    assert zero == negative
+    assert hash(zero) == hash(negative)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,8 @@ def test_data_are_the_same_in_copies_and_as_long_as_they_live():
     data_id = DataId((np.arange(1000.0),))
     assert copy.deepcopy(data_id) == data_id
     others = [DataId((np.arange(1000.0),)) for _ in range(10)]
-    assert data_id not in others and len(set(others)) == 10
+    assert data_id not in others
+    assert len(set(others)) == 10
 
 
 def test_data_that_travelled_with_their_step_are_the_same_there():

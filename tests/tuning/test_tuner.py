@@ -181,7 +181,8 @@ def test_setup_finds_centre_coordinates_and_the_noise_there():
     setup = tuner.setup
     assert np.abs((setup.fit.mean - mode_of(arrays)) / sd).max() < 0.1
     np.testing.assert_allclose(setup.metric.factor, np.diag(sd), atol=1e-6 * sd.max())
-    assert setup.fit.is_mode and setup.curvature.largest == setup.curvature.smallest == 1.0
+    assert setup.fit.is_mode
+    assert setup.curvature.largest == setup.curvature.smallest == 1.0
     # N²/n times the variance of a row's gradient, at draws from the Gaussian, in φ: of 20 probes
     # with nine degrees of freedom each four standard errors
     c, y = arrays
@@ -198,7 +199,8 @@ def test_first_settings_spend_the_budget(rule):
     tuning = tuner.prepare()
     name = {BAOAB: "baoab", EULER: "euler", SGLD: "sgld"}[rule]
     eta, alpha, V = tuning.learning_rate, tuning.friction, tuner.setup.noise.plain.max()
-    assert 0 < eta < MAX_LEARNING_RATE and tuning.bias == pytest.approx(0.05, rel=1e-9)
+    assert 0 < eta < MAX_LEARNING_RATE
+    assert tuning.bias == pytest.approx(0.05, rel=1e-9)
     assert inflation(name, eta, alpha, V) == pytest.approx(0.05, rel=1e-9)
     assert relaxation(name, eta, alpha) == pytest.approx(tuning.rate, rel=1e-6)
     assert alpha == (None if rule is SGLD else critical_friction(eta))
@@ -207,8 +209,10 @@ def test_first_settings_spend_the_budget(rule):
 def test_an_exact_gradient_gets_the_largest_rate():
     tuner = tuner_of(batch_size=N_ROWS)
     tuning = tuner.prepare()
-    assert tuner.gradient.is_exact and tuning.order == 0
-    assert tuning.learning_rate == MAX_LEARNING_RATE and tuning.bias == pytest.approx(0, abs=1e-9)
+    assert tuner.gradient.is_exact
+    assert tuning.order == 0
+    assert tuning.learning_rate == MAX_LEARNING_RATE
+    assert tuning.bias == pytest.approx(0, abs=1e-9)
     assert not tuning.noise.any()
 
 
@@ -233,7 +237,8 @@ def test_a_chain_that_diverges_on_minibatches_goes_on_with_all_rows():
         assert slower.n_divergences == tuning.n_divergences + 1
         tuning = slower
     assert tuning.n_divergences < MAX_DIVERGENCES
-    assert tuning.limit == MAX_LEARNING_RATE and not tuning.noise.any()
+    assert tuning.limit == MAX_LEARNING_RATE
+    assert not tuning.noise.any()
     tuner.target(tuning)
     assert tuner.gradient.is_exact
     assert tuner.slower(tuning).limit == MAX_LEARNING_RATE / 4  # which no noise explains
@@ -260,8 +265,12 @@ def test_nothing_is_set_up_where_all_is_given(made):
     tuner = tuner_of(kind="plain", eta=0.01, alpha=0.2, preconditioner=P)
     position = np.array([5.0, 6.0])
     tuning, start = begun(tuner, position=position)
-    assert not tuner.needs_setup and not tuner.is_tuned and not made
-    assert tuning == ByHand() and start is position and tuner.setup is None
+    assert not tuner.needs_setup
+    assert not tuner.is_tuned
+    assert not made
+    assert tuning == ByHand()
+    assert start is position
+    assert tuner.setup is None
     np.testing.assert_array_equal(tuner.target(tuning).coordinates.scales, np.sqrt(P))
 
 
@@ -276,7 +285,8 @@ def test_given_settings_stay_and_the_others_are_found(given, preconditioner):
     for tuning in [first, *(tuning for tuning, _ in measure(tuner, first, 40))]:
         assert tuning.learning_rate == given.get("eta", tuning.learning_rate)
         assert tuning.friction == given.get("alpha", tuning.friction)
-        assert 0 < tuning.learning_rate <= MAX_LEARNING_RATE and 0 < tuning.friction <= 1
+        assert 0 < tuning.learning_rate <= MAX_LEARNING_RATE
+        assert 0 < tuning.friction <= 1
         if "eta" not in given:
             assert tuning.bias <= 0.05 * (1 + 1e-6)
 
@@ -336,8 +346,10 @@ def test_far_from_the_centre_the_other_gradient_is_taken_and_near_it_again():
     tuning, _ = begun(tuner)
     assert tuning.order == 1
     [*_, (far, _)] = measure(tuner, tuning, 8, position=there)
-    assert far.order == 0 and far.n_measured == 4
-    assert far.noise.max() < 1e-9 and far.learning_rate == MAX_LEARNING_RATE
+    assert far.order == 0
+    assert far.n_measured == 4
+    assert far.noise.max() < 1e-9
+    assert far.learning_rate == MAX_LEARNING_RATE
     # at the centre differences have no noise: what counts is what they have around it
     [*_, (back, _)] = measure(tuner, far, 8)
     assert back.order == 1
@@ -407,11 +419,13 @@ def test_a_mean_that_left_the_centre_becomes_the_centre_after_32_draws(temperatu
     tuner, before, mean, tuning, state = moved_by(5.0, temperature=temperature)
     setup = tuner.setup
     np.testing.assert_array_equal(setup.fit.mean, mean)
-    assert setup is not before and state is None  # what was in the old coordinates is gone
+    assert setup is not before
+    assert state is None
     expected = SetupRequest(start=mean, metric=before.fit.metric, max_order=2, conditioned_on=())
     assert tuning.request == expected
     np.testing.assert_array_equal(tuner.gradients[1].anchor.centre, mean)
-    assert tuning.temperatures.n == 0 and tuning.limit == MAX_LEARNING_RATE  # begun anew
+    assert tuning.temperatures.n == 0
+    assert tuning.limit == MAX_LEARNING_RATE
 
 
 @pytest.mark.parametrize(
@@ -426,7 +440,8 @@ def test_a_mean_that_left_the_centre_becomes_the_centre_after_32_draws(temperatu
 )
 def test_the_centre_stays(sds, n, settings):
     tuner, before, _, _, state = moved_by(sds, n, **settings)
-    assert tuner.setup is before and state is not None
+    assert tuner.setup is before
+    assert state is not None
 
 
 def test_a_centre_where_nothing_is_finite_is_not_taken():
@@ -436,7 +451,9 @@ def test_a_centre_where_nothing_is_finite_is_not_taken():
     *_, (tuning, state) = measure(
         tuner, tuning, 32, mean=np.full(D, 1e200), position=tuner.setup.fit.mean
     )
-    assert tuner.setup is before and state is not None and tuning.request.metric is None
+    assert tuner.setup is before
+    assert state is not None
+    assert tuning.request.metric is None
     np.testing.assert_array_equal(tuner.gradients[1].anchor.centre, before.fit.mean)
 
 
@@ -509,7 +526,8 @@ def test_where_others_have_moved_the_mode_a_slower_chain_is_set_up_there(made):
     tuning, _ = begun(tuner)
     tuner.gradient.density.condition_on({"a": 4.0})
     slower = tuner.slower(tuning)
-    assert len(made) == 2 and slower.request.conditioned_on == (4.0,)
+    assert len(made) == 2
+    assert slower.request.conditioned_on == (4.0,)
     sd = curvature_of(arrays) ** -0.5
     assert np.abs((tuner.setup.fit.mean - mode_of(arrays, 4.0)) / sd).max() < 0.1
     assert (slower.limit, slower.n_divergences) == (MAX_LEARNING_RATE / 4, 1)
@@ -528,10 +546,12 @@ def test_chains_from_the_initial_point_share_its_setup(made):
         tuning, _ = begun(tuner, seed)
         assert tuner.setup is first
     far, _ = begun(tuner, 3, np.full(D, 50.0))
-    assert tuner.setup is not first and len(made) == 2
+    assert tuner.setup is not first
+    assert len(made) == 2
     assert not np.array_equal(far.request.start, tuning.request.start)
     begun(tuner, 4)
-    assert tuner.setup is first and tuner.gradients[1].anchor is first.anchors[0]
+    assert tuner.setup is first
+    assert tuner.gradients[1].anchor is first.anchors[0]
     assert len(made) == 2
 
 
@@ -594,7 +614,8 @@ def test_a_restored_chain_gets_the_setup_it_was_saved_with_at_its_next_draw(rest
     first, rng = here.setup, np.random.default_rng(0)
     here.begin_chain()
     here.target(tuning)
-    assert here.setup is first and not made  # resume puts states into steps only to check them
+    assert here.setup is first
+    assert not made
     for _ in range(3):
         assert here.begin_draw(tuning, position, rng) == (tuning, position)
     np.testing.assert_array_equal(made, [np.full(D, 9.0)])  # once
@@ -615,7 +636,8 @@ def test_a_restored_chain_measures_on_as_the_saved_one(restored):
     runs = [measure(t, copy.deepcopy(tuning), 31, mean=mean) for t in restored[:2]]
     for (a, _), (b, _) in zip(*runs, strict=True):
         np.testing.assert_array_equal(a.noise, b.noise)
-        assert a.learning_rate == b.learning_rate and a.friction == b.friction
+        assert a.learning_rate == b.learning_rate
+        assert a.friction == b.friction
 
 
 def test_a_restored_chain_whose_centre_had_moved(made):
@@ -648,7 +670,8 @@ def test_other_unknowns_are_put_back_where_a_restored_chain_has_no_setup(restore
     before = here.setup
     with pytest.raises(NonFinite):
         here.begin_draw(lost, position, np.random.default_rng(0))
-    assert here.gradient.density.given == (0.0,) and here.setup is before
+    assert here.gradient.density.given == (0.0,)
+    assert here.setup is before
 
 
 def test_the_anchor_follows_other_unknowns_at_each_draw():

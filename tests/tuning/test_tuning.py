@@ -209,7 +209,8 @@ def test_what_a_chain_has_learnt_stays_as_it_was():
         again = again.with_noise(np.full(2, 2.0)).with_temperature(1.0 + i, 0.05, 1.0)
         again = again.with_position(np.full(2, float(i)), i)
         assert again == tuning != tunings[i - 1]
-    assert first == tuning_of(noise=np.ones(2)) and first.temperatures.n == 0
+    assert first == tuning_of(noise=np.ones(2))
+    assert first.temperatures.n == 0
 
 
 def test_limit_halves_on_a_hot_sequence_after_32_64_128_draws():
