@@ -116,6 +116,12 @@ def _row_by_row(
     except Exception as error:
         if not certain:
             return False
+        if isinstance(error, IndexError) and _is_finite_on_all(group, terms, theta):
+            raise NeedsAllRows(
+                f"The rows of {name!r} look up other rows by number, as X[previous], so that they "
+                "can't be evaluated on some of these. Look them up before the model: "
+                "pm.Data('X_previous', X[previous])."
+            ) from error
         raise not_sliceable(model, name, group.n_rows, error) from error
     for idx, parts in zip([np.arange(n), *batches], [everything, *results], strict=True):
         for name, part, whole in zip(group.terms, parts, everything, strict=True):
@@ -135,6 +141,18 @@ def _row_by_row(
                     + _same_length(model, name, group.n_rows)
                 )
     return all(np.isfinite(whole).all() for whole in everything)
+
+
+def _is_finite_on_all(
+    group: "Group", terms: Callable[..., list[Array]], theta: Sequence[Array]
+) -> bool:
+    """Whether the log-likelihood can be evaluated on all rows together."""
+    try:
+        with np.errstate(all="ignore"):
+            values = terms(*theta, *[array_of(source) for source in group.full_data])
+    except Exception:
+        return False
+    return all(np.isfinite(value).all() for value in values)
 
 
 def not_sliceable(model: Model, name: str, n_rows: int, reason: str | Exception) -> ValueError:

@@ -215,6 +215,19 @@ def test_unknown_by_row_is_refused(make):
     refusal(build(make), 4, "'z'", "one entry per row", "marginalize=['z']")
 
 
+def test_rows_that_look_up_other_rows_are_told_from_groups_without_an_entry():
+    x = np.random.default_rng(0).normal(size=200)
+    previous = np.maximum(np.arange(200) - 1, 0)
+    with pm.Model() as model:
+        X = pm.Data("x", x)
+        pm.Normal("y", pm.Normal("b") * X[previous], 1, observed=x)
+    refusal(model, 10, "look up other rows by number")
+    with pm.Model() as model:
+        u = pm.Normal("u", shape=3)
+        pm.Normal("y", u[np.arange(200) % 4], 1, observed=x)
+    refusal(model, 10, "for which there is no entry")
+
+
 def test_unknown_by_row_of_pm_minibatch_is_refused():
     with pm.Model() as model:
         x, y = pm.Minibatch(X[:, 0], Y, batch_size=4)
