@@ -137,6 +137,11 @@ class Density(Protocol):
         return any(rewrite.has_long_tails for rewrite in self.rewrites)
 
     @property
+    def transformed(self) -> list[int]:
+        """Places of parameters that PyMC has transformed: posteriors may be steep on one side."""
+        return []
+
+    @property
     def group_coefficients(self) -> dict[str, slice]:
         """Parameters of which a row sees its own group's entries alone, and where they lie."""
         found: dict[str, slice] = {}
@@ -211,6 +216,11 @@ class LogDensity(Density):
         self.condition_on(rows.point)
         for rewrite in self.rewrites:
             rewrite.compile(self)
+
+    @property
+    def transformed(self) -> list[int]:
+        """Places of parameters that PyMC has transformed: posteriors may be steep on one side."""
+        return self.unknowns.transformed
 
     def _written(self, rows: RowModel) -> Graph:
         """Write the weighted log-density and its gradient as graphs of one vector."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pymc.util import get_untransformed_name, is_transformed_name
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sghmc.protocols import Array
@@ -47,6 +48,16 @@ class Unknowns:
         self.d = ends[-1] if ends else 0
         self.dtype = np.result_type(*(variable.dtype for variable in self.variables))
 
+    @property
+    def transformed(self) -> list[int]:
+        """Places of what PyMC has transformed, as logarithms of positive parameters."""
+        return [
+            i
+            for name, place in self.places.items()
+            if is_transformed_name(name)
+            for i in range(place.start, place.stop)
+        ]
+
     def ravel(self, point: Mapping[str, Any]) -> Array:
         """Return the position of a point, (d,)."""
         parts = [np.ravel(point[name]) for name in self.names]
@@ -60,6 +71,11 @@ class Unknowns:
             values = position[self.places[variable.name]].reshape(shape)
             new[name] = values.astype(variable.dtype)
         return new
+
+    def own_name_of(self, index: int) -> str:
+        """Name of the parameter that an entry of a position belongs to, without a transform's."""
+        [name] = [n for n, place in self.places.items() if place.start <= index < place.stop]
+        return get_untransformed_name(name) if is_transformed_name(name) else name
 
     def name_of(self, index: int) -> str:
         """Name of an entry of a position, such as ``beta[3]``."""

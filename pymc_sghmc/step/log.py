@@ -4,6 +4,7 @@ import logging
 
 from typing import Any
 
+from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.hierarchy.marginal import marginal_of
 from pymc_sghmc.hierarchy.placement import TOLERANCE
@@ -18,7 +19,7 @@ _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
 WRONG = 0.1  # posterior standard deviations by which too few nodes may shift the gradient
 MANY_VALUES = 100_000  # of effects in a draw, which memory may not hold
-GRADIENTS = ("plain minibatches", "control variates", "second-order control variates")
+GRADIENTS = ("plain minibatches", "first-order control variates", "second-order control variates")
 
 
 def log_setup(
@@ -57,8 +58,17 @@ def log_setup(
     is_too_noisy = tuner.gradients[2] is not None and setup.noise.second_order is None
     if is_too_noisy and not tuner.takes_all_rows(tuning):
         _log.info(
-            f"{sampler} uses first-order control variates: second-order ones would be too noisy "
+            f"{sampler} uses {GRADIENTS[tuning.order]}: second-order ones would be too noisy "
             "two standard deviations or more from the reference point with so few rows."
+        )
+    density = tuner.gradient.density
+    is_skewed = tuner.finds_rows and tuner.takes_all_rows(tuning) and bool(setup.skewed)
+    if is_skewed and isinstance(density, LogDensity):
+        own_names = [density.unknowns.own_name_of(place) for place in setup.skewed]
+        names = ", ".join(dict.fromkeys(own_names))
+        _log.info(
+            f"{sampler}: the posterior of {names} is much steeper on one side. Minibatches are too "
+            "noisy there, so that each step uses all data."
         )
     if tuning.order == 1 and d > MANY and tuner.gradient.density.group_coefficients:
         _log.info(

@@ -13,7 +13,9 @@ import numpy as np
 from pymc_sghmc.gradients.all_rows_hessian import hessian_times
 from pymc_sghmc.gradients.metric import Dense
 from pymc_sghmc.gradients.second_order import SecondOrder
+from pymc_sghmc.tuning.curvature import CountedPasses
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
+from pymc_sghmc.tuning.posterior_fit import STEEP, falls_as_fitted
 from pymc_sghmc.tuning.variational_fit import lower
 
 __all__ = ["fit_of_all_rows"]
@@ -32,7 +34,7 @@ def fit_of_all_rows(second: Any, fit: GaussianFit) -> GaussianFit | None:
     """
     if not isinstance(second, SecondOrder) or second.has_sparse_hessian:
         return None
-    if not (fit.is_mode and isinstance(fit.metric, Dense) and second.coordinates.are_own):
+    if not (isinstance(fit.metric, Dense) and second.coordinates.are_own):
         return None
     factor = fit.metric.factor
     [hessian] = second.anchor.hessian
@@ -44,4 +46,12 @@ def fit_of_all_rows(second: Any, fit: GaussianFit) -> GaussianFit | None:
     values, vectors = np.linalg.eigh((curvature + curvature.T) / 2)
     if values[0] <= 0 or (values[0] >= 1 / OFF and values[-1] <= OFF):
         return None
-    return replace(fit, metric=Dense(lower(factor @ (vectors / np.sqrt(values)))))
+    better = lower(factor @ (vectors / np.sqrt(values)))
+    is_mode = fit.is_mode
+    if not is_mode:  # as far as the subset's curvature tells, which is far from that of all rows
+        passes = second.passes
+        slope = second.anchor.gradient + passes.prior(fit.mean.astype(second.density.dtype))[1]
+        if not np.abs(better.T @ slope).max() < STEEP:
+            return None
+        is_mode = falls_as_fitted(CountedPasses(passes), fit.mean, better)
+    return replace(fit, metric=Dense(better), is_mode=is_mode)

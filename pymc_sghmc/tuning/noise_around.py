@@ -15,6 +15,7 @@ from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.curvature import MAX_DENSE
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
+from pymc_sghmc.tuning.gaussianity import Edge
 
 __all__ = [
     "N_SIGNED",
@@ -23,6 +24,7 @@ __all__ = [
     "is_over_rows",
     "noise_around",
     "noise_at_edge",
+    "noise_at_edges",
     "noise_of_far_effects",
     "noise_over_rows",
     "second_order_noise",
@@ -38,6 +40,7 @@ EDGE = 4.0  # sds along each parameter, and variance of second-order noise of cl
 MOST_AT_EDGE = 0.5
 FAR_EFFECTS = 4.0, 8.0, 32.0  # sds along the effects of a level
 LEAST_DENSITY = 12.0  # nats below that at the mean, where a chain comes now and then
+LEAST_FORCE = 1e-100  # for which the noise counts, where there is none
 MOST_GROWTH = 0.5  # of the curvature, relative, at 2 sds, with which steps may be long
 
 
@@ -118,6 +121,31 @@ def noise_at_edge(second: Any, fit: GaussianFit, metric: Metric) -> float:
         for [V], direction in zip(variances, directions, strict=True)
     ]
     return float(np.max(worst)) / n / MOST_AT_EDGE
+
+
+def noise_at_edges(second: Any, fit: GaussianFit, metric: Metric, edges: Sequence[Edge]) -> float:
+    """Largest noise at the edges of skewed parameters, over what is safe there.
+
+    A chain x sds out comes back if ηV/α < 2xF, F the force. As a rule η/α is 0.4; beyond the edge V
+    grows faster than F. So V < xF is safe.
+
+    Parameters
+    ----------
+    second : SecondOrder
+    fit : GaussianFit
+    metric : Metric
+    edges : list of Edge
+        In coordinates of the fit.
+    """
+    if not edges:
+        return 0.0
+    around = fit.metric
+    ends = [fit.mean + edge.at * around.to_theta(edge.direction) for edge in edges]
+    ends = [end.astype(second.density.dtype) for end in ends]
+    variances = _second_order_variances(second, ends, metric)
+    along = [V @ np.square(edge.direction) for V, edge in zip(variances, edges, strict=True)]
+    back = [max(abs(edge.at) * edge.force, LEAST_FORCE) for edge in edges]
+    return float(np.max(np.divide(along, back)))
 
 
 def noise_of_far_effects(second: Any, fit: GaussianFit) -> FarNoise:

@@ -13,6 +13,8 @@ from pymc_sghmc.tuning.sizes import RowCounts, all_rows_are_in_question, sizes_i
 
 __all__ = ["options", "resized"]
 
+MOST_EXACT_ROWS = 1_000_000  # that each step may evaluate where minibatches don't serve
+
 
 def options(
     setup: Setup, request: SetupRequest | None, may_change: bool, data: RowCounts | None = None
@@ -47,7 +49,16 @@ def options(
         tunings.append(new(order=0, noise=noise.plain, limit=limit))
     if data is None:
         return tunings
+    if setup.skewed and noise.second_order is None and _all_rows_may_be_used(data):
+        # far out on one side minibatches are noisier than the force back can bear
+        plain = new(order=0, noise=noise.plain, limit=limit, rows=1)
+        return [_of_size(plain, max(data.n_rows), data)]
     return [sized for tuning in tunings for sized in _of_sizes(tuning, setup, data)]
+
+
+def _all_rows_may_be_used(data: RowCounts) -> bool:
+    """Whether each step may evaluate all rows, as NUTS would."""
+    return all_rows_are_in_question(data) and max(data.n_rows) <= MOST_EXACT_ROWS
 
 
 def _of_sizes(tuning: ChainTuning, setup: Setup, data: RowCounts) -> list[ChainTuning]:

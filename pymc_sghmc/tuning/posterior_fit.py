@@ -25,7 +25,7 @@ from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.low_rank_fit import low_rank_fit
 from pymc_sghmc.tuning.variational_fit import lower, variational_fit
 
-__all__ = ["fit_posterior"]
+__all__ = ["STEEP", "falls_as_fitted", "fit_posterior"]
 
 PATIENCE = 1  # rounds after which the mode is no good mean, and a variational fit is made
 ROUNDS = 8  # of curvature and optimiser; two suffice where the posterior is near a Gaussian
@@ -119,7 +119,7 @@ class _DenseSearch:
         if counted.subset is None:
             slope = np.abs(factor.T @ counted(x, counted.subset)[1]).max()
         if is_mode and counted.subset is not None:  # elsewhere than where the search ended
-            is_mode = _fits(counted, x, factor)
+            is_mode = falls_as_fitted(counted, x, factor)
         is_mode = not self.optimise or (is_mode and slope < STEEP)
         if self.variational is not None and not is_mode:
             # its mean is in the bulk, and not on the way to nowhere
@@ -144,7 +144,7 @@ class _DenseSearch:
             climb = _climb(counted, x, Dense(factor), counted.subset, maxiter=100)
             x = climb.end
             moved = climb.moved
-        is_mode = values[0] >= above.min() and moved < 1 and _fits(counted, x, factor)
+        is_mode = values[0] >= above.min() and moved < 1 and falls_as_fitted(counted, x, factor)
         return x, factor, is_mode
 
 
@@ -248,7 +248,7 @@ def _pulled_back(metric: Metric, gradient: Array) -> Array:
     return metric.factor.T @ gradient if isinstance(metric, Dense) else metric.pull_back(gradient)
 
 
-def _fits(counted: CountedPasses, x: Array, factor: Array) -> bool:
+def falls_as_fitted(counted: CountedPasses, x: Array, factor: Array) -> bool:
     """Whether log p falls by d/2 from ``x`` to draws from the Gaussian, within a factor of 1.5."""
     z = np.random.default_rng(0).standard_normal((10, x.size))
     here, _ = counted(x, counted.subset)

@@ -35,13 +35,14 @@ from pymc_sghmc.tuning.curvature import (
     extreme_curvatures,
 )
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
-from pymc_sghmc.tuning.gaussianity import check_gaussianity
+from pymc_sghmc.tuning.gaussianity import FarOut, check_gaussianity, far_out
 from pymc_sghmc.tuning.noise_around import (
     N_SIGNED,
     SecondOrderNoise,
     is_over_rows,
     noise_around,
     noise_at_edge,
+    noise_at_edges,
     noise_of_far_effects,
     noise_over_rows,
     second_order_noise,
@@ -114,6 +115,7 @@ class Setup:
     passes: float  # over all data, with and without gradients
     mean_phi: Array | None  # the fit's mean in φ, where φ has unit scale in all directions
     is_gaussian: bool  # whether the posterior is far out as the fit is, where that was checked
+    skewed: tuple[int, ...]  # places of parameters whose posteriors are much steeper on one side
     rewrite_states: tuple[Any, ...]  # of the rewrites of the model, see `Rewrite.state`
 
 
@@ -180,6 +182,7 @@ def set_up(
     far_limit = np.inf
     if is_automatic and gradient.density.group_coefficients:
         far_limit = _far_limit(gradient.passes, fit, metric)
+    far_limit = min(far_limit, measured.far_out.largest_step)
     is_gaussian = True
     if is_automatic and gradient.density.has_long_tails and dense:
         check = check_gaussianity(gradient.passes, fit)
@@ -196,6 +199,7 @@ def set_up(
         passes=fit.passes + measured.passes,
         mean_phi=metric.from_theta(fit.mean) if has_unit_scale else None,
         is_gaussian=is_gaussian,
+        skewed=tuple(dict.fromkeys(edge.place for edge in measured.far_out.edges)),
         rewrite_states=tuple(rewrite.state for rewrite in gradient.density.rewrites),
     )
 
@@ -225,6 +229,7 @@ class _Measured(NamedTuple):
     anchors: Anchors
     limit: float  # of the learning rate with second order
     passes: float
+    far_out: FarOut  # along skewed parameters
 
 
 def _measured(
@@ -249,6 +254,9 @@ def _measured(
     passes = 0.0
     near_by = None
     far = np.inf
+    density = gradient.density
+    has_scales = isinstance(fit.metric, Dense) and not density.group_coefficients
+    skewed = far_out(gradient.passes, fit, density.transformed if has_scales else [])
     limit = MAX_LEARNING_RATE
     if second is not None:
         noise = _around_centre(second, fit, metric, temperature)
@@ -256,9 +264,11 @@ def _measured(
         limit = noise.limit
         passes += noise.passes
         far = float(noise.far.max())
-        if gradient.density.has_long_tails:
+        far = max(far, MOST_FAR_NOISE * noise_at_edges(second, fit, metric, skewed.edges))
+        passes += len(skewed.edges) * second.noise_share
+        if density.has_long_tails:
             far = max(far, MOST_FAR_NOISE * noise_at_edge(second, fit, metric))
-        elif gradient.density.group_coefficients:
+        elif density.group_coefficients:
             of_effects = noise_of_far_effects(second, fit)
             far = max(far, MOST_FAR_NOISE * of_effects.largest)
             passes += of_effects.passes
@@ -283,6 +293,7 @@ def _measured(
         ),
         limit=limit,
         passes=passes,
+        far_out=skewed,
     )
 
 

@@ -20,6 +20,7 @@ from pymc_sghmc.tuning.setup_request import DataId, SetupRequest
 __all__ = ["Setups"]
 
 MUCH_SHORTER = 4  # times, that a learning rate is by the curvature far out
+MUCH_NARROWER = 1000  # times, that a standard deviation is
 
 
 class Setups:
@@ -174,6 +175,9 @@ class Setups:
         except NonFinite:
             return False
         is_better = new.limits.far_out >= old.limits.far_out / MUCH_SHORTER
+        # where log p is all but flat, differences of gradients are rounding errors
+        narrowest = (new.fit.metric.diagonal().scales / old.fit.metric.diagonal().scales).min()
+        is_better = is_better and bool(narrowest > 1 / MUCH_NARROWER)
         if not is_better:
             self._use(old)
             self.request = old_request

@@ -308,8 +308,10 @@ class Tuner:
         other = 1 - tuning.order
         target = Target(self.gradients[other], self._made.metric)
         noise = np.mean([target.noise_covariance(position, rng) for _ in range(4)], axis=0)
-        if other:  # control variates have no noise at their reference point
-            noise = np.maximum(noise, self._first_order_noise)
+        # control variates have no noise at their reference point, and plain minibatches none where
+        # a parameter's derivatives vanish, such as a scale's near zero
+        around_fit = self._first_order_noise if other else self._made.noise.plain
+        noise = np.maximum(noise, around_fit)
         if not np.isfinite(noise).all():
             return tuning
         changed = self._chosen(replace(tuning, order=other, noise=noise, n_measured=4))

@@ -348,8 +348,8 @@ def test_far_from_the_centre_the_other_gradient_is_taken_and_near_it_again():
     [*_, (far, _)] = measure(tuner, tuning, 8, position=there)
     assert far.order == 0
     assert far.n_measured == 4
-    assert far.noise.max() < 1e-9
-    assert far.learning_rate == MAX_LEARNING_RATE
+    # plain minibatches have no noise there, but they do where the posterior is
+    np.testing.assert_array_equal(far.noise, tuner.setup.noise.plain)
     # at the centre differences have no noise: what counts is what they have around it
     [*_, (back, _)] = measure(tuner, far, 8)
     assert back.order == 1

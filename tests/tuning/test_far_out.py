@@ -1,0 +1,136 @@
+"""Skewed posteriors: how far out chains come, what is stable there, and what is chosen by it."""
+
+from types import SimpleNamespace
+
+import arviz as az
+import numpy as np
+import pymc as pm
+import pytest
+
+from modes import FAST
+from scipy.stats import truncnorm
+
+from pymc_sghmc import SGHMC
+from pymc_sghmc.gradients.metric import Diagonal
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
+from pymc_sghmc.tuning.gaussianity import EVER_REACHED, STEADY, far_out
+
+
+class LogOfGamma:
+    """The density of the logarithm of a Gamma(k, k) variable beside a Normal one."""
+
+    data = SimpleNamespace(n_at_hand=[1])
+
+    def __init__(self, k):
+        self.k = k
+
+    def log_density(self, x, rows):
+        a, b = x
+        return self.k * (a - np.exp(a)) - b**2 / 2, np.array([self.k * (1 - np.exp(a)), -b])
+
+    def fit(self):
+        return GaussianFit(
+            mean=np.zeros(2), metric=Diagonal(np.array([self.k**-0.5, 1.0])), is_mode=True, passes=0
+        )
+
+
+@pytest.mark.parametrize("k", [1.0, 2.0, 4.0])
+def test_steps_are_stable_wherever_a_skewed_posterior_is_reached(k):
+    posterior = LogOfGamma(k)
+    found = far_out(posterior, posterior.fit(), [0, 1])
+    right = max(found.edges, key=lambda edge: edge.at)
+    sd = k**-0.5
+    x = right.at * sd
+    fall = k * (np.exp(x) - 1 - x)
+    assert fall < EVER_REACHED
+    assert k * (np.exp(x + 0.5 * sd) - 1 - x - 0.5 * sd) >= EVER_REACHED  # one stride farther
+    np.testing.assert_allclose(right.force, k * (np.exp(x) - 1) * sd, rtol=1e-10)
+    np.testing.assert_allclose(found.largest_step, STEADY / np.exp(x), rtol=5e-3)
+
+
+def test_a_posterior_that_is_near_a_gaussian_has_no_edges():
+    posterior = LogOfGamma(100.0)
+    assert far_out(posterior, posterior.fit(), [0, 1]).edges == []
+    assert far_out(posterior, posterior.fit(), []) == (np.inf, [])
+
+
+def poisson_counts_as_negative_binomial():
+    """A dispersion that only the prior keeps from infinity."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(20_000, 2))
+    y = rng.poisson(np.exp(0.5 + X @ [0.3, -0.2]))
+    a = pm.Normal("a", 0, 2)
+    b = pm.Normal("b", 0, 1, shape=2)
+    alpha = pm.Exponential("alpha", 0.01)
+    pm.NegativeBinomial("y", mu=pm.math.exp(a + X @ b), alpha=alpha, observed=y)
+
+
+def test_minibatches_have_rows_enough_for_the_tails_of_a_skewed_parameter():
+    """With 50 rows, which noise near the mode allows, chains are lost after some 1,500 draws."""
+    with pm.Model():
+        poisson_counts_as_negative_binomial()
+        step = SGHMC(compile_kwargs=FAST)
+    tuner = step.tuner
+    assert tuner.setup.skewed == (3,)
+    noise = tuner.setup.noise
+    tuning = tuner._first_settings()
+    tuner.gradient.data.resize(None)
+    [n] = tuner.gradient.data.noisy_batch_sizes
+    assert noise.second_order_far * n / tuning.rows <= 5.0
+    assert noise.second_order_far * n / 50 > 5.0
+
+
+@pytest.mark.slow
+def test_a_dispersion_without_an_upper_end_is_sampled_to_the_end():
+    with pm.Model():
+        poisson_counts_as_negative_binomial()
+        idata = pm.sample(step=SGHMC(), random_seed=12, progressbar=False, chains=4, cores=2)
+    assert idata.posterior.sizes["draw"] == 1000
+    assert np.isfinite(idata.posterior["alpha"].values).all()
+    assert float(az.rhat(idata)["alpha"]) < 1.01
+
+
+@pytest.mark.parametrize("shift", [-2.0, pytest.param(-0.5, marks=pytest.mark.slow)])
+def test_a_parameter_at_its_bound_has_the_truncated_normal(shift):
+    """Its estimate is ``shift`` standard errors below the bound."""
+    n = 4000
+    sd = n**-0.5
+    rng = np.random.default_rng(4)
+    y = rng.normal(0, 1, n)
+    y += shift * sd - y.mean()
+    with pm.Model():
+        a = pm.Uniform("a", 0, 1)
+        pm.Normal("y", a, 1, observed=y)
+        step = SGHMC()
+        idata = pm.sample(500, tune=500, step=step, random_seed=1, progressbar=False, chains=2,
+                          cores=1, compute_convergence_checks=False)  # fmt: skip
+    draws = idata.posterior["a"].values / sd
+    exact = truncnorm(-shift, np.inf, loc=shift)
+    ess = float(az.ess(idata)["a"])
+    error = draws.std() / np.sqrt(ess)
+    assert abs(draws.mean() - exact.mean()) < 5 * error
+    [_, _, _, kurtosis] = exact.stats("mvsk")
+    sd_error = exact.std() * np.sqrt((kurtosis + 2) / (4 * ess))
+    assert abs(draws.std() - exact.std()) < 5 * sd_error + 0.05 * exact.std()
+
+
+def test_a_mode_is_found_where_few_rows_have_an_event():
+    """Of 19 events in 100,000 rows the rows that the fit looks at first have 7."""
+    rng = np.random.default_rng(7)
+    n = 100_000
+    X = np.column_stack([np.ones(n), rng.normal(size=(n, 3))])
+    y = rng.binomial(1, 1 / (1 + np.exp(-X @ [-8.8, 0.8, -0.5, 0.3])))
+    with pm.Model():
+        beta = pm.Normal("beta", 0, [10, 1, 1, 1], shape=4)
+        pm.Bernoulli("y", logit_p=pm.math.dot(X, beta), observed=y)
+        step = SGHMC()
+    fit = step.tuner.setup.fit
+    assert fit.is_mode
+    p = 1 / (1 + np.exp(-X @ fit.mean))
+    of_prior = np.diag([0.01, 1, 1, 1])
+    covariance = np.linalg.inv((X * (p * (1 - p))[:, None]).T @ X + of_prior)
+    slope = X.T @ (y - p) - of_prior @ fit.mean
+    assert np.abs(covariance @ slope / np.sqrt(np.diag(covariance))).max() < 0.1
+    ratio = np.sqrt(np.diag(fit.metric.matrix() @ fit.metric.matrix().T) / np.diag(covariance))
+    assert ratio.max() < 2**0.5
+    assert ratio.min() > 2**-0.5
