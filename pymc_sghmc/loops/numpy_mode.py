@@ -3,6 +3,8 @@
 Over thousands of rows NumPy's loops are about as fast as compiled ones, and a function is ready in
 a tenth of a second, where Numba takes seconds and C tens of them. PyTensor has such a mode but for
 a few operations that it evaluates number by number in Python; those get functions of arrays here.
+The others are called without PyTensor's checks of each call, which take five times as long as an
+operation with the few hundred numbers of groups.
 """
 
 import threading
@@ -27,8 +29,10 @@ from pytensor.link.vm import VMLinker
 from pytensor.scalar.math import Log1mexp, Softplus, TriGamma
 from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import AdvancedSubtensor
+from pytensor.tensor.type import discrete_dtypes
+from pytensor.tensor.utils import import_func_from_string
 from scipy.special import zeta
 
 from pymc_sghmc.compat import adds_to_rows, ancestors, inline_ofg_node
@@ -102,17 +106,18 @@ class ThreadSafe:
 
     def __call__(self, *inputs: Any) -> Any:
         """Return the function's outputs."""
-        if not self._has_copies:
-            with self._lock:
-                return self.function(*inputs)
-        try:
-            function = self._idle.pop()
-        except IndexError:
-            function = self._copied()
-        try:
-            return function(*inputs)
-        finally:
-            self._idle.append(function)
+        with np.errstate(all="ignore"):
+            if not self._has_copies:
+                with self._lock:
+                    return self.function(*inputs)
+            try:
+                function = self._idle.pop()
+            except IndexError:
+                function = self._copied()
+            try:
+                return function(*inputs)
+            finally:
+                self._idle.append(function)
 
     def _copied(self) -> Any:
         with self._lock:
@@ -172,21 +177,42 @@ class _WithFunctionsOfArrays(GraphRewriter):
                 pairs = zip(node.outputs, inline_ofg_node(node), strict=True)
                 fgraph.replace_all(list(pairs), reason="graph of operations")
         for node in list(fgraph.apply_nodes):
-            function = _function_of(node)
-            if function is not None:
-                new = OfArrays(function, node.outputs[0].type)(*node.inputs)
-                fgraph.replace(node.outputs[0], new, reason="function of arrays")
+            op = _op_of(node)
+            if op is not None:
+                fgraph.replace(node.outputs[0], op(*node.inputs), reason="function of arrays")
+
+
+def _op_of(node: Apply) -> "OfArrays | ViewOfArray | None":
+    """Return the operation that takes the place of a node's, None where it stays."""
+    output_type = node.outputs[0].type
+    if isinstance(node.op, DimShuffle):
+        order = node.op.new_order
+        kept = [axis for axis in order if axis != "x"]
+        return ViewOfArray(tuple(order), output_type) if kept == sorted(kept) else None
+    function = _function_of(node)
+    return None if function is None else OfArrays(function, output_type)
 
 
 def _function_of(node: Apply) -> Callable[..., Any] | None:
     """Return the function that takes the place of a node, None where it stays."""
-    if isinstance(node.op, Elemwise) and not _is_ufunc(node) and len(node.outputs) == 1:
-        return ELEMENTWISE.get(type(node.op.scalar_op))
+    if isinstance(node.op, Elemwise) and len(node.outputs) == 1:
+        return _ufunc_of(node) or ELEMENTWISE.get(type(node.op.scalar_op))
     if adds_to_rows(node):
         return _with_rows_added
     if _takes_alike(node):
         return _taken
     return None
+
+
+def _ufunc_of(node: Apply) -> np.ufunc | None:
+    """Return NumPy's or SciPy's function that PyTensor itself would call."""
+    # of whole numbers these may compute with few digits
+    if not _is_ufunc(node) or node.inputs[0].type.dtype in discrete_dtypes:
+        return None
+    if node.op.inplace_pattern:
+        return None
+    function = import_func_from_string(node.op.nfunc_spec[0])
+    return function if isinstance(function, np.ufunc) else None
 
 
 def _takes_alike(node: Apply) -> bool:
@@ -227,12 +253,102 @@ class OfArrays(Op):
 
     def perform(self, node: Apply, inputs: list[Any], outputs: list[list[Any]]) -> None:
         """Evaluate it."""
-        with np.errstate(all="ignore"):
-            values = self.function(*inputs)
-        result = np.asarray(values, dtype=self.output_type.dtype)
+        result = np.asarray(self.function(*inputs), dtype=self.output_type.dtype)
         if any(np.may_share_memory(result, given) for given in inputs):
             result = result.copy()
         outputs[0][0] = result
+
+    def make_thunk(
+        self, node: Apply, storage_map: Any, compute_map: Any, no_recycling: Any, impl: Any = None
+    ) -> Any:
+        """Return a function without arguments that evaluates it: of a ufunc, as quick as can be."""
+        is_new = len(node.inputs) > 1 or self.function not in (_sum, _product)
+        is_known = isinstance(self.function, np.ufunc) or self.function in WITH_NEW_ARRAYS
+        if not (is_known and is_new):
+            return super().make_thunk(node, storage_map, compute_map, no_recycling, impl)
+        function = self.function
+        inputs = [storage_map[variable] for variable in node.inputs]
+        [output] = [storage_map[variable] for variable in node.outputs]
+        dtype = np.dtype(self.output_type.dtype)
+
+        def thunk() -> None:
+            result = function(*[cell[0] for cell in inputs])
+            if type(result) is not np.ndarray or result.dtype != dtype:
+                result = np.asarray(result, dtype=dtype)
+            output[0] = result
+
+        return _as_thunk(thunk, inputs, output, node, compute_map)
+
+
+class ViewOfArray(Op):
+    """An array with new axes of length one, and without some such.
+
+    Parameters
+    ----------
+    order : tuple of int or "x"
+        Axes that stay, and new ones.
+    output_type : TensorType
+    """
+
+    __props__ = ("order", "output_type")
+    view_map = {0: [0]}
+
+    def __init__(self, order: tuple[Any, ...], output_type: Any) -> None:
+        self.order = order
+        self.output_type = output_type
+
+    def make_node(self, array: Variable) -> Apply:
+        """Return a node with this input."""
+        return Apply(self, [array], [self.output_type()])
+
+    def perform(self, node: Apply, inputs: list[Any], outputs: list[list[Any]]) -> None:
+        """Evaluate it."""
+        [array] = inputs
+        outputs[0][0] = array[self._index(array.ndim)]
+
+    def make_thunk(
+        self, node: Apply, storage_map: Any, compute_map: Any, no_recycling: Any, impl: Any = None
+    ) -> Any:
+        """Return a function without arguments that evaluates it."""
+        inputs = [storage_map[variable] for variable in node.inputs]
+        [output] = [storage_map[variable] for variable in node.outputs]
+        [array] = inputs
+        index = self._index(node.inputs[0].type.ndim)
+
+        def thunk() -> None:
+            output[0] = array[0][index]
+
+        return _as_thunk(thunk, inputs, output, node, compute_map)
+
+    def _index(self, ndim: int) -> tuple[Any, ...]:
+        """Return the index that does it: new axes stand before the next one that stays."""
+        index: list[Any] = []
+        for axis in self.order:
+            if axis == "x":
+                index.append(None)
+                continue
+            dropped = axis - sum(entry is not None for entry in index)
+            index += [0] * dropped + [slice(None)]
+        dropped = ndim - sum(entry is not None for entry in index)
+        return (*index, *[0] * dropped, ...)
+
+
+def _as_thunk(
+    thunk: Any, inputs: list[list[Any]], output: list[Any], node: Apply, compute_map: Any
+) -> Any:
+    """Give a function what PyTensor asks of one that evaluates a node."""
+    evaluate = thunk
+    if compute_map is not None:
+        [is_computed] = [compute_map[variable] for variable in node.outputs]
+
+        def evaluate() -> None:
+            thunk()
+            is_computed[0] = True
+
+    evaluate.inputs = inputs
+    evaluate.outputs = [output]
+    evaluate.lazy = False
+    return evaluate
 
 
 def _sum(*terms: np.ndarray) -> np.ndarray:
@@ -281,6 +397,7 @@ def _with_rows_added(array: np.ndarray, addends: np.ndarray, rows: np.ndarray) -
     return new
 
 
+WITH_NEW_ARRAYS = _sum, _product, _softplus, _log1mexp, _trigamma, _taken, _with_rows_added
 ELEMENTWISE: dict[type, Callable[..., Any]] = {
     ps.Add: _sum,
     ps.Mul: _product,

@@ -1,6 +1,7 @@
 """Functions of many rows in NumPy's loops say what compiled ones say, and compile nothing."""
 
 import pickle
+import time
 
 import numpy as np
 import pymc as pm
@@ -64,6 +65,59 @@ def test_elementwise_operations(name):
     tolerance = 1e-6 if y.dtype == "float32" else 1e-11
     np.testing.assert_allclose(found(values), expected, rtol=tolerance, atol=1e-300)
     assert found(values).dtype == y.dtype
+
+
+AXES = {
+    "new in front": ((4, 3), ("x", 0, 1)),
+    "new between and last": ((4, 3), (0, "x", 1, "x")),
+    "dropped": ((1, 4, 1, 3, 1), (1, 3)),
+    "dropped and new": ((4, 1, 3), (0, "x", 2)),
+    "of a number": ((), ("x", "x")),
+    "transposed": ((4, 3), (1, "x", 0)),
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_axes_of_length_one_come_and_go(name):
+    shape, order = AXES[name]
+    x = pt.tensor("x", dtype="float64", shape=tuple(1 if n == 1 else None for n in shape))
+    function = compile_for_many_rows([x], [x.dimshuffle(*order), pt.exp(x).dimshuffle(*order)], {})
+    assert is_in_numpy(function)
+    values = np.random.default_rng(1).standard_normal(shape)
+    expected = values.reshape([n for n in shape if n > 1])
+    if name == "transposed":
+        expected = expected.T
+    sizes = iter(expected.shape)
+    expected = expected.reshape([1 if axis == "x" else next(sizes) for axis in order])
+    result, of_exp = function(values)
+    np.testing.assert_array_equal(result, expected)
+    np.testing.assert_allclose(of_exp, np.exp(expected), rtol=1e-15)
+    before = values.copy()
+    result += 1.0
+    np.testing.assert_array_equal(values, before)
+
+
+def test_small_functions_take_little_more_than_numpy_does():
+    """Of a few numbers PyTensor's own checks of each call take most of the time."""
+    x = pt.vector("x", dtype="float64")
+    y = x
+    for _ in range(100):
+        y = pt.sin(pt.cos(y))
+    function = in_numpy(x, y)
+    assert is_in_numpy(function)
+    in_python = compile_plainly([x], y, mode=IN_PYTHON.excluding("fusion", "inplace"))
+    np.testing.assert_array_equal(function(X), in_python(X))
+    assert 2 * seconds(function) < seconds(in_python)
+
+
+def seconds(function):
+    """The least of several times, which other processes disturb least."""
+    times = []
+    for _ in range(20):
+        began = time.perf_counter()
+        function(X)
+        times.append(time.perf_counter() - began)
+    return min(times)
 
 
 @pytest.mark.parametrize("rows", [[0], [2, 2, 5], []])
