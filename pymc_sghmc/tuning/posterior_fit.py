@@ -23,7 +23,7 @@ from pymc_sghmc.tuning.curvature import (
 )
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.low_rank_fit import low_rank_fit
-from pymc_sghmc.tuning.variational_fit import lower, variational_fit
+from pymc_sghmc.tuning.variational_fit import fit_around, lower, variational_fit
 
 __all__ = ["STEEP", "falls_as_fitted", "fit_posterior"]
 
@@ -64,10 +64,13 @@ def fit_posterior(
     x = np.array(start, dtype=float)
     widen = np.inf if metric is None else WIDEN
     variational = None
-    if optimise and passes.density.group_coefficients:  # the mode isn't where effects' mass is
+    has_effects = bool(passes.density.group_coefficients)
+    if optimise and has_effects:  # the mode isn't where effects' mass is
         variational = _variational(counted, x, dense)
         if variational is not None and (not dense or variational.is_mode):
             return variational
+    if has_effects and not optimise and isinstance(metric, Dense) and counted.has_exact_hessian:
+        return fit_around(counted, x, metric)
     if optimise:
         x, metric = _climb_from_start(counted, x, metric, maxiter=500 if dense else 100)
     if isinstance(metric, LowRank):

@@ -19,7 +19,13 @@ from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.metric import Array, Identity, Metric, preconditioner_metric
 from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.tuning.budget import score
-from pymc_sghmc.tuning.chain_tuning import ByHand, ChainTuning, Tuning, is_power_of_two
+from pymc_sghmc.tuning.chain_tuning import (
+    MAX_AUTOCORRELATION_TIME,
+    ByHand,
+    ChainTuning,
+    Tuning,
+    is_power_of_two,
+)
 from pymc_sghmc.tuning.modes import number_of_chain, starts_in_modes
 from pymc_sghmc.tuning.noise_around import effect_noise_from_all_rows
 from pymc_sghmc.tuning.options import options, resized
@@ -31,10 +37,16 @@ from pymc_sghmc.tuning.setups import Setups
 
 __all__ = ["Learnt", "Start", "Tuner"]
 
-FAR = 1.5  # sds in some direction by which the mean of the draws may leave the fit's mean
+FAR = 1.5  # sds in some direction by which the mean of the draws may leave the fit's mean, ...
+# ... and chance beside that: n draws' mean with weights growing as t³ has the variance 16/(7n), as
+# many times as draws an independent one takes
+CHANCE = 16 / 7 * MAX_AUTOCORRELATION_TIME
 LOST = 1000.0  # sds in some direction at which a chain can't be meant to be
 SAME_START = 0.4  # power of the precision of numbers, within which two starts are the same
 CLEARLY = 1.5  # times as good, for which a chain changes its gradient
+WITHOUT_NOISE = 2.0  # times as much work as with noise, for which a step takes all rows
+OFTEN = 128  # measurements of the noise, one after each tuning draw, before they become rarer, ...
+SELDOM = 8  # ... once in so many draws
 FIRST_CHOICE = 8  # tuning draws after which settings are chosen anew, then after 16, 32, ...
 FIRST_MOVE = 32  # from which on the fit may move, too
 MOST_QUARTERS = 3  # of the learning rate, before second-order control variates are given up
@@ -219,7 +231,17 @@ class Tuner:
         if data is not None:
             data.resize(None)  # with so many rows the noise was measured
         tunings = options(self._made, self.setups.request, self.may_change, data)
-        return max(map(self._chosen, tunings), key=score)
+        return self._best([self._chosen(tuning) for tuning in tunings])
+
+    def _best(self, tunings: Sequence[ChainTuning]) -> ChainTuning:
+        """Return that which mixes fastest, or all rows where that takes little more work.
+
+        Without noise there is no bias, and nothing to measure while tuning: a measurement takes
+        twenty gradients, which are slow one by one.
+        """
+        best = max(tunings, key=score)
+        exact = [tuning for tuning in tunings if self.takes_all_rows(tuning)]
+        return next((t for t in exact if WITHOUT_NOISE * score(t) > score(best)), best)
 
     def _chosen(self, tuning: ChainTuning) -> ChainTuning:
         return self.settings.chosen(tuning, self._made)
@@ -256,9 +278,7 @@ class Tuner:
         -------
         Learnt
         """
-        if (
-            not self.takes_all_rows(tuning) and tuning.order < 2
-        ):  # of second order it is known exactly
+        if self._measures_noise(tuning, n_tuned):
             first = self.gradients[1] if tuning.order else None
             from_all_rows = effect_noise_from_all_rows(first, self._made.noise.first_order)
             noise = target.noise_covariance(state.position, rng)
@@ -269,12 +289,18 @@ class Tuner:
         )
         if n_tuned < FIRST_CHOICE or not is_power_of_two(n_tuned):
             return Learnt(tuning, state)
-        if n_tuned >= FIRST_MOVE and self._has_moved(tuning, mean):
+        if n_tuned >= FIRST_MOVE and self._has_moved(tuning, mean, n_tuned):
             start = mean.astype(self.gradient.density.dtype)
             if self.setups.move(start, _request(tuning).max_order):
                 new = self._first_settings()
                 return Learnt(replace(new, n_divergences=tuning.n_divergences), None)
         return Learnt(self.revised(tuning, state.position, rng), state)
+
+    def _measures_noise(self, tuning: ChainTuning, n_tuned: int) -> bool:
+        """Whether the noise is measured after this tuning draw; that takes longer than a draw."""
+        if self.takes_all_rows(tuning) or tuning.order == 2:  # of second order it is known exactly
+            return False
+        return tuning.n_measured < OFTEN or n_tuned % SELDOM == 0
 
     def revised(
         self, tuning: ChainTuning, position: Array, rng: np.random.Generator
@@ -298,8 +324,9 @@ class Tuner:
         data.resize(None)
         others = [self._chosen(other) for other in resized(tuning, self._made, data)]
         data.resize(tuning.rows)
-        best = max(others, key=score, default=tuning)
-        return best if score(best) > CLEARLY * score(tuning) else tuning
+        best = self._best([tuning, *others])
+        is_better = self.takes_all_rows(best) or score(best) > CLEARLY * score(tuning)
+        return best if is_better else tuning
 
     def _reconsidered(
         self, tuning: ChainTuning, position: Array, rng: np.random.Generator
@@ -382,15 +409,19 @@ class Tuner:
         second = self.gradients[2]
         return not (second.knows_distance and second.distance(theta) < limit)
 
-    def _has_moved(self, tuning: ChainTuning, mean: Array) -> bool:
-        """Whether the mean of the draws has left that of the fit, or other steps their values."""
+    def _has_moved(self, tuning: ChainTuning, mean: Array, n_tuned: int) -> bool:
+        """Whether the mean of the draws has left that of the fit, or other steps their values.
+
+        By more than chance: among hundreds of directions few draws leave it in some.
+        """
         if self.setups.reference_point is not None or self.settings.learning_rate is not None:
             return False  # the scale of a given learning rate must stay
         if not all(
             map(np.array_equal, _request(tuning).conditioned_on, self.gradient.density.others)
         ):
             return True
-        return bool(self.setups.distance(mean) > FAR)
+        by_chance = math.sqrt(2 * math.log(2 * mean.size) * CHANCE / n_tuned)
+        return self.setups.distance(mean) > math.hypot(FAR, by_chance)
 
 
 def _request(tuning: Tuning) -> SetupRequest:

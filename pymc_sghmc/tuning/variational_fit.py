@@ -24,6 +24,7 @@ __all__ = [
     "FLAT",
     "NEAR",
     "draws_and_shares",
+    "fit_around",
     "lower",
     "mean_field",
     "nearer",
@@ -33,6 +34,7 @@ __all__ = [
 N_PAIRS = 4  # of draws ±z; pairs make the mean exact where the posterior is symmetric
 ROWS_PER_PARAMETER = 4  # in a share of the rows; with fewer each draw sees all of them
 ROUNDS = 8  # of Newton's
+FEW_ROUNDS = 3  # of the curvature alone, where the mean is given
 NEAR = 0.1  # sds in every direction by which the last of them may move
 FAR = 2.0  # sds by which one may
 FLAT = 0.05  # least curvature, of that of the coordinates so far, that is believed
@@ -65,6 +67,25 @@ def variational_fit(
             return fit
     independent = _mean_field(counted, shares, start, z)
     return None if independent is None else _by_newton(counted, shares, independent, z)
+
+
+def fit_around(counted: CountedPasses, mean: Array, metric: Dense) -> GaussianFit:
+    """Fit a Gaussian whose mean is given, such as that of a chain's draws.
+
+    Parameters
+    ----------
+    counted : CountedPasses
+        With exact Hessians: each round takes one at each draw.
+    mean : array of shape (d,)
+    metric : Dense
+        Of an earlier fit.
+    """
+    z, shares = draws_and_shares(counted, mean.size)
+    factor = metric.factor
+    for _ in range(FEW_ROUNDS):
+        factor, _ = _rescaled(counted, shares, mean, factor, z)
+    is_near = _roughness(counted, mean, factor, z, of_mean=False) < ROUGH
+    return GaussianFit(mean=mean, metric=Dense(factor), is_mode=is_near, passes=counted.passes)
 
 
 def _by_newton(
@@ -223,7 +244,15 @@ def nearer(
     return m + metric.to_theta(step * min(1.0, FAR / max(moved, FAR))), moved
 
 
-def _roughness(counted: CountedPasses, m: Array, factor: Array, z: Array) -> float:
-    """How much the force at the draws differs from a Gaussian's, −z, in the worst direction."""
+def _roughness(
+    counted: CountedPasses, m: Array, factor: Array, z: Array, of_mean: bool = True
+) -> float:
+    """How much the force at the draws differs from a Gaussian's, −z, in the worst direction.
+
+    With the force that all of them have in common, or without.
+    """
     forces = [factor.T @ counted(m + factor @ x, counted.subset)[1] for x in z]
-    return float(np.sqrt(np.mean(np.square(np.add(forces, z)), axis=0).max()))
+    rest = np.add(forces, z)
+    if not of_mean:
+        rest = rest - rest.mean(axis=0)
+    return float(np.sqrt(np.mean(np.square(rest), axis=0).max()))

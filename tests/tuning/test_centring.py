@@ -10,14 +10,15 @@ from targets import plain_gradient
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.likelihood_hessian import second_derivatives
-from pymc_sghmc.gradients.metric import Diagonal
+from pymc_sghmc.gradients.metric import Dense, Diagonal
 from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
-from pymc_sghmc.tuning import setup
+from pymc_sghmc.tuning import posterior_fit, setup
 from pymc_sghmc.tuning.curvature import CountedPasses, extreme_curvatures
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.low_rank_fit import low_rank_fit
+from pymc_sghmc.tuning.posterior_fit import fit_posterior
 
 SIGMA = 1.0
 SIZES = np.repeat([2, 10, 50], 20)  # rows of each group
@@ -167,6 +168,23 @@ def test_correlated_effects_are_standard_normal_together(form):
         position[places["chol_cholesky-cov-packed__"]] = factor
         slope = gradient.passes.log_density(position)[1]
         np.testing.assert_allclose(slope[places["u"]], -position[places["u"]], atol=1e-6)
+
+
+def test_width_around_a_given_mean_is_found_without_differences(monkeypatch):
+    """As where a chain's mean has left that of the fit; they take a pass for each parameter."""
+    gradient, start = gradient_with_effects(groups("centred", fixed=True), GROUP.size)
+    [position] = centring_of(gradient.density).choose(gradient, start)
+    fit = fit_posterior(gradient.passes, position)
+    mean = fit.mean + 2 * fit.metric.factor[:, -1]
+    monkeypatch.setattr(posterior_fit, "curvature", None)
+    again = fit_posterior(
+        gradient.passes, mean, optimise=False, metric=Dense(2 * fit.metric.factor)
+    )
+    np.testing.assert_array_equal(again.mean, mean)
+    expected = np.linalg.norm(fit.metric.factor, axis=1)
+    # all but the scale's logarithm is Gaussian
+    np.testing.assert_allclose(np.linalg.norm(again.metric.factor, axis=1), expected, rtol=0.01)
+    assert again.is_mode
 
 
 @pytest.mark.parametrize("form", ["centred", "non-centred"])

@@ -28,10 +28,11 @@ from pymc_sghmc.tuning.budget import critical_friction, score
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE, ByHand, ChainTuning
 from pymc_sghmc.tuning.linear_step import Rule
 from pymc_sghmc.tuning.noise_estimates import GivenNoise, TunedNoise
+from pymc_sghmc.tuning.options import options
 from pymc_sghmc.tuning.settings import Settings
 from pymc_sghmc.tuning.setup import set_up
 from pymc_sghmc.tuning.setup_request import SetupRequest
-from pymc_sghmc.tuning.tuner import MAX_DIVERGENCES, Tuner
+from pymc_sghmc.tuning.tuner import MAX_DIVERGENCES, OFTEN, SELDOM, WITHOUT_NOISE, Tuner
 
 N_ROWS, BATCH_SIZE, D = 400, 20, 2
 MANY_ROWS = 100_000  # of which all cost more than some
@@ -214,6 +215,35 @@ def test_an_exact_gradient_gets_the_largest_rate():
     assert tuning.learning_rate == MAX_LEARNING_RATE
     assert tuning.bias == pytest.approx(0, abs=1e-9)
     assert not tuning.noise.any()
+
+
+@pytest.mark.parametrize(
+    ("n", "scatter", "takes_all"), [(1200, 0.3, True), (MANY_ROWS, 0.05, False)]
+)
+def test_all_rows_are_taken_where_minibatches_save_little(n, scatter, takes_all):
+    tuner = tuner_of(rows(scatter, n=n), batch_size=500, kind="plain", finds_rows=True)
+    tuning = tuner.prepare()
+    assert tuner.takes_all_rows(tuning) == takes_all
+    assert (tuning.order == 0 and not tuning.noise.any()) == takes_all
+    others = options(tuner.setup, tuner.setups.request, True, tuner.gradient.data)
+    scores = [score(tuner.settings.chosen(other, tuner.setup)) for other in others]
+    # of the smaller data, too, there is a choice that takes less work for the same draws
+    assert 1.0 < max(scores) / score(tuning) < WITHOUT_NOISE or not takes_all
+
+
+@pytest.mark.parametrize("n_tuned", [100, 1000])
+def test_noise_is_measured_more_rarely_after_many_draws(n_tuned):
+    """Each measurement takes as long as many steps, and the last of hundreds says little."""
+    tuner = tuner_of(kind="plain")
+    first = begun(tuner).tuning
+    *_, (learnt, _) = measure(tuner, first, n_tuned)
+    n = learnt.n_measured - first.n_measured
+    often = OFTEN - first.n_measured
+    assert n == min(n_tuned, often) + sum(t % SELDOM == 0 for t in range(often + 1, n_tuned + 1))
+    # the mean of squares with nine degrees of freedom, with weights growing as t³
+    V = tuner.setup.noise.plain
+    error = (2 / 9 * 16 / 7 / n) ** 0.5
+    assert np.abs(learnt.noise / V - 1).max() < 4 * np.hypot(error, (2 / 180) ** 0.5)
 
 
 def test_a_chain_with_more_noise_than_at_its_fit_takes_more_rows():
@@ -426,6 +456,12 @@ def test_a_mean_that_left_the_centre_becomes_the_centre_after_32_draws(temperatu
     np.testing.assert_array_equal(tuner.gradients[1].anchor.centre, mean)
     assert tuning.temperatures.n == 0
     assert tuning.limit == MAX_LEARNING_RATE
+
+
+@pytest.mark.parametrize(("n", "moves"), [(32, False), (64, True)])
+def test_a_mean_of_few_draws_may_be_farther_by_chance(n, moves):
+    tuner, before, _, _, state = moved_by(2.2, n)  # 1.76 in the direction that goes furthest
+    assert (tuner.setup is not before) == (state is None) == moves
 
 
 @pytest.mark.parametrize(
