@@ -133,6 +133,7 @@ class _End(NamedTuple):
 
     state: Any
     position: Array | None  # θ
+    in_model: Array | None = None  # the same in the model's own coordinates
 
 
 class DrawLoop:
@@ -228,6 +229,20 @@ class DrawLoop:
             raise NonFinite(position, position, draw.logp)
         self._end = _End(draw.state, position)
         return position
+
+    def remember(self, in_model: Array) -> None:
+        """Take in where the last draw ended in model coordinates, as PyMC is told."""
+        self._end = self._end._replace(in_model=in_model)
+
+    def known_position(self, state: Any, in_model: Array) -> Array | None:
+        """Return the position of a chain's state if the last draw was told to be ``in_model``.
+
+        Changes of coordinates take as long as a gradient, and this saves two of each draw.
+        """
+        end = self._end
+        if state is None or state is not end.state or end.in_model is None:
+            return None
+        return end.position if end.in_model.tobytes() == in_model.tobytes() else None
 
     def where_it_was(self, state: Any, target: Target, position: Array, in_model: Array) -> Array:
         """Return the position of a chain's state if that is ``in_model`` in model coordinates.

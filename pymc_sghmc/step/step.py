@@ -254,7 +254,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         density = tuner.gradient.density
         own = self.unknowns.ravel(point)
         density.condition_on(point)
-        start = position = density.from_model(own)
+        known = self.draws.known_position(chain.state, own)
+        start = position = density.from_model(own) if known is None else known
         try:
             chain.tuning, position = tuner.begin_draw(chain.tuning, position, self.rng)
         except NonFinite as error:
@@ -262,7 +263,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         if chain.mean is None:
             chain.mean = tuner.setup.fit.mean if tuner.setup else position.astype(float)
         target = tuner.target(chain.tuning)
-        position = self.draws.where_it_was(chain.state, target, position, own)
+        if known is None:
+            position = self.draws.where_it_was(chain.state, target, position, own)
         target.begin_draw(chain, chain.mean)
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -286,7 +288,10 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         else:
             chain.n_kept += 1
         statistics["warning"] = draw_warning(type(self).__name__, tuner, chain, position)
-        return self._point(position, point) | self._recorded(position, self.tune), [statistics]
+        in_model = density.to_model(position)
+        self.draws.remember(in_model)
+        new = self.unknowns.unravel(in_model, point)
+        return new | self._recorded(position, self.tune), [statistics]
 
     def _recorded(self, position, is_tuning):
         """Return values of further variables, such as effects that are integrated out."""
