@@ -23,15 +23,18 @@ __all__ = [
     "FARTHEST_LEARNING_RATE",
     "MANY",
     "MOST_INNER_STEPS",
+    "WITHOUT_NOISE",
     "choose",
     "critical_friction",
     "inner_steps",
     "largest_learning_rate",
     "score",
     "smallest_friction",
+    "work_of_step",
     "worst_noise",
 ]
 
+WITHOUT_NOISE = 2.0  # times as much work as with noise, for which a step takes all rows
 FARTHEST_LEARNING_RATE = 1.0  # where it is known that the curvature hardly grows within reach
 UNKNOWN_NOISE = 0.25  # share of the noise that a noise estimate or a thermostat may miss
 # What else costs as much as so many rows at one point, of some 0.05 µs each:
@@ -172,13 +175,16 @@ def score(tuning: ChainTuning) -> float:
     points = 1 + (tuning.order > 0)
     if tuning.rows is None:
         return tuning.rate / points
-    d = tuning.noise.size
-    multiplications = d * min(d, DIRECTIONS) if d > MANY else d**2
-    of_step = ROWS_OF_STEP + multiplications / SQUARED_PER_ROW
-    of_step += points * tuning.rows * tuning.rows_of_each
+    of_step = work_of_step(tuning.noise.size, points * tuning.rows * tuning.rows_of_each)
     n = inner_steps(tuning)
     relaxation = min(RELAXED, -n * math.log1p(-min(tuning.rate, ALL)))
     return relaxation / (ROWS_OF_DRAW + n * of_step)
+
+
+def work_of_step(d: int, rows: float) -> float:
+    """Return the work of an inner step, in rows: all else that it does counts as some."""
+    multiplications = d * min(d, DIRECTIONS) if d > MANY else d**2
+    return ROWS_OF_STEP + multiplications / SQUARED_PER_ROW + rows
 
 
 def inner_steps(tuning: Tuning) -> int:

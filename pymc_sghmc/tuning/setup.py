@@ -6,7 +6,7 @@ Deterministic. Knows gradients and fits, no samplers.
 import logging
 import math
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +26,7 @@ from pymc_sghmc.gradients.noise import RowGradient
 from pymc_sghmc.gradients.passes import Passes
 from pymc_sghmc.phases import begin_phase, count_passes
 from pymc_sghmc.tuning.all_rows_fit import fit_of_all_rows
+from pymc_sghmc.tuning.budget import WITHOUT_NOISE, work_of_step
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.curvature import (
     MAX_DENSE,
@@ -50,13 +51,14 @@ from pymc_sghmc.tuning.noise_around import (
 from pymc_sghmc.tuning.pool_report import pool_report
 from pymc_sghmc.tuning.posterior_fit import fit_posterior
 from pymc_sghmc.tuning.setup_request import SetupRequest
-from pymc_sghmc.tuning.sizes import sizes_in_question
+from pymc_sghmc.tuning.sizes import all_rows_are_in_question, sizes_in_question
 
 __all__ = ["MOST_FAR_NOISE", "Anchors", "Limits", "Noise", "Setup", "TunedGradient", "set_up"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
-FAR_OUT = 1.5  # sds; points there; and a share of them
+FAR_OUT = 1.5  # sds; of effects of n groups less; points there; and a share of them
+FAR_OF_GROUPS = 1.4  # over √n, of n together, that their distance is farther than on average
 N_FAR_OUT = 16
 MOST_POINTS = 0.75
 REFITS = 2  # at most, of the curvature by all rows
@@ -176,7 +178,7 @@ def set_up(
         measured = _measured(gradient, expansions, fit, metric, temperature, most_far)
         count_passes(measured.passes)
     noise = measured.noise
-    if is_automatic:
+    if is_automatic and not (finds_rows and _takes_all_rows(gradient.data, noise)):
         metric, curvature, noise = _with_noisy_directions_shrunk(metric, curvature, noise)
     has_unit_scale = is_automatic and isinstance(metric, Dense)
     far_limit = np.inf
@@ -202,6 +204,17 @@ def set_up(
         skewed=tuple(dict.fromkeys(edge.place for edge in measured.far_out.edges)),
         rewrite_states=tuple(rewrite.state for rewrite in gradient.density.rewrites),
     )
+
+
+def _takes_all_rows(data: Any, noise: Noise) -> bool:
+    """Whether a step will take all rows in any case, so that no direction is noisy."""
+    if noise.second_order is not None or not all_rows_are_in_question(data):
+        return False
+    if not any(data.is_noisy):
+        return True
+    [n, *_] = data.noisy_batch_sizes
+    d = noise.plain.size
+    return work_of_step(d, max(data.n_rows)) < WITHOUT_NOISE * work_of_step(d, 2 * n)
 
 
 def _metric(
@@ -350,9 +363,21 @@ def _far_limit(passes: Passes, fit: GaussianFit, metric: Metric) -> float:
     A scale and its effects make a funnel, in the neck of which the curvature is many times that at
     the mean.
     """
-    rng = np.random.default_rng(0)
-    points = [fit.draw(rng, FAR_OUT) for _ in range(N_FAR_OUT)]
+    points = _points_far_out(fit, passes.density.group_coefficients.values())
     counted = CountedPasses(passes)
     curvatures = [extreme_curvatures(counted, x, metric, only_largest=True).largest for x in points]
     finite = [curvature for curvature in curvatures if math.isfinite(curvature)]
     return float(1 / np.quantile(finite, MOST_POINTS)) if finite else np.inf
+
+
+def _points_far_out(fit: GaussianFit, effects: Iterable[slice]) -> list[Array]:
+    """Draw points as far out as chains often are.
+
+    Hundreds of effects are never 1.5 standard deviations out all at once.
+    """
+    rng = np.random.default_rng(0)
+    far = np.full(fit.mean.size, FAR_OUT)
+    for place in effects:
+        far[place] = min(FAR_OUT, 1 + FAR_OF_GROUPS / math.sqrt(place.stop - place.start))
+    draws = [far * rng.standard_normal(far.size) for _ in range(N_FAR_OUT)]
+    return [fit.mean + fit.metric.to_theta(z) for z in draws]

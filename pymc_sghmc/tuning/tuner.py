@@ -18,7 +18,7 @@ import numpy as np
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.metric import Array, Identity, Metric, preconditioner_metric
 from pymc_sghmc.gradients.target import Target
-from pymc_sghmc.tuning.budget import score
+from pymc_sghmc.tuning.budget import WITHOUT_NOISE, score
 from pymc_sghmc.tuning.chain_tuning import (
     MAX_AUTOCORRELATION_TIME,
     ByHand,
@@ -44,7 +44,6 @@ CHANCE = 16 / 7 * MAX_AUTOCORRELATION_TIME
 LOST = 1000.0  # sds in some direction at which a chain can't be meant to be
 SAME_START = 0.4  # power of the precision of numbers, within which two starts are the same
 CLEARLY = 1.5  # times as good, for which a chain changes its gradient
-WITHOUT_NOISE = 2.0  # times as much work as with noise, for which a step takes all rows
 OFTEN = 128  # measurements of the noise, one after each tuning draw, before they become rarer, ...
 SELDOM = 8  # ... once in so many draws
 FIRST_CHOICE = 8  # tuning draws after which settings are chosen anew, then after 16, 32, ...

@@ -247,6 +247,17 @@ def test_learning_rate_is_limited_by_the_curvature_far_out():
     assert found == pytest.approx(1 / np.quantile(largest, 0.75), rel=0.01)
 
 
+def test_hundreds_of_effects_are_not_far_out_all_at_once():
+    """Where they would be, the curvature by their scale is more than twice as large as it gets."""
+    n = 400
+    fit = GaussianFit(np.zeros(n + 1), Diagonal(np.ones(n + 1)), is_mode=True, passes=0.0)
+    far = setup._points_far_out(fit, [slice(1, n + 1)])
+    radii = np.linalg.norm([x[1:] for x in far], axis=1)
+    # a chain's are √n with a standard deviation of 1/√2
+    assert 0.5 < (radii.mean() - n**0.5) / 0.5**0.5 < 3.5
+    assert np.std([x[0] for x in far]) > 1.0  # of a shared parameter 1.5
+
+
 def test_both_forms_are_sampled_alike():
     found = []
     for form, name in (("centred", "u"), ("non-centred", "z")):

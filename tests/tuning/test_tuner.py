@@ -24,7 +24,7 @@ from pymc_sghmc.rows.orders import WithReplacement
 from pymc_sghmc.samplers import baoab, sghmc, sgld
 from pymc_sghmc.schedules import Phase
 from pymc_sghmc.tuning import setups
-from pymc_sghmc.tuning.budget import critical_friction, score
+from pymc_sghmc.tuning.budget import WITHOUT_NOISE, critical_friction, score
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE, ByHand, ChainTuning
 from pymc_sghmc.tuning.linear_step import Rule
 from pymc_sghmc.tuning.noise_estimates import GivenNoise, TunedNoise
@@ -32,7 +32,7 @@ from pymc_sghmc.tuning.options import options
 from pymc_sghmc.tuning.settings import Settings
 from pymc_sghmc.tuning.setup import set_up
 from pymc_sghmc.tuning.setup_request import SetupRequest
-from pymc_sghmc.tuning.tuner import MAX_DIVERGENCES, OFTEN, SELDOM, WITHOUT_NOISE, Tuner
+from pymc_sghmc.tuning.tuner import MAX_DIVERGENCES, OFTEN, SELDOM, Tuner
 
 N_ROWS, BATCH_SIZE, D = 400, 20, 2
 MANY_ROWS = 100_000  # of which all cost more than some
