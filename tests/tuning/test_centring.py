@@ -269,6 +269,14 @@ def test_both_forms_are_sampled_alike():
     np.testing.assert_allclose(a.noise.plain, b.noise.plain, rtol=0.05)
 
 
+@pytest.mark.parametrize("batch_size", [100, GROUP.size])
+def test_exact_steps_in_coordinates_of_effects_report_log_densities_themselves(batch_size):
+    """A further step in Python, for its log-density alone, takes as long as ten compiled ones."""
+    gradient, _ = gradient_with_effects(groups("centred"), batch_size)
+    logp, *_ = gradient.symbolic(gradient.density.graph.position)
+    assert (logp is not None) == gradient.is_exact == (batch_size == GROUP.size)
+
+
 def error(x):
     return float(np.squeeze(az.mcse(x)))
 
