@@ -3,6 +3,8 @@
 Knows gradients and fits, no samplers.
 """
 
+import math
+
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ from pymc_sghmc.tuning.gaussianity import Edge
 __all__ = [
     "N_SIGNED",
     "SecondOrderNoise",
+    "bearable_noise",
     "effect_noise_from_all_rows",
     "is_over_rows",
     "noise_around",
@@ -38,7 +41,14 @@ FAR_ENOUGH = 2.0  # times 1 and 2 sds, in any one of thousands of directions
 N_GROWTH = 2  # ... at which all rows are evaluated for how much the curvature changes
 EDGE = 4.0  # sds along each parameter, and variance of second-order noise of clusters
 MOST_AT_EDGE = 0.5
-FAR_EFFECTS = 4.0, 8.0, 32.0  # sds along the effects of a level
+FAR_EFFECTS = 2.0, 4.0, 6.0, 8.0, 16.0, 32.0  # sds along the effects of a level
+HEAT = 0.6  # of ηV, by which a chain is hotter at critical friction
+MOST_EXCESS = 0.02  # of the variance of an effect, by its tail on one side
+MOST_ENTRIES = 100  # of effects whose tails are summed up
+POINTS_A_SD = 10
+LARGEST_MULTIPLE = 20.0  # logarithm of the largest that is told, and of the smallest
+ROUNDS = 40
+STEEPEST = 1e6
 LEAST_DENSITY = 12.0  # nats below that at the mean, where a chain comes now and then
 LEAST_FORCE = 1e-100  # for which the noise counts, where there is none
 MOST_GROWTH = 0.5  # of the curvature, relative, at 2 sds, with which steps may be long
@@ -149,13 +159,12 @@ def noise_at_edges(second: Any, fit: GaussianFit, metric: Metric, edges: Sequenc
 
 
 def noise_of_far_effects(second: Any, fit: GaussianFit) -> FarNoise:
-    """Noise of effects far out, over what their chain comes back from there, at most.
+    """Noise of effects far out, over that with which their tails are still right.
 
-    An effect x sds out comes back, in the mean of its square, if the force on it is F and the
-    variance of that V with ηV < 2xF. Where the likelihood says nothing any more, such as that of a
-    group without a single event, a prior with a long tail lets a chain go far out; and quadratic
-    functions beside rows are then noisier the farther it is. Only places that a chain may reach
-    count, by how far log p has fallen on the way.
+    Quadratic functions beside rows are noisier the farther an effect is out: with a variance V of
+    the force a chain has the temperature 1 + cηV there, and comes the farther out. One that few
+    rows know of, or a group without a single event, has a force that doesn't grow as fast. Only
+    places that a chain may reach count, by how far log p has fallen on the way.
     """
     is_effect = np.zeros(fit.mean.size, dtype=bool)
     for place in second.density.group_coefficients.values():
@@ -173,8 +182,10 @@ def _noise_along(second: Any, fit: GaussianFit, column: Array, sign: float) -> F
     scales = fit.metric.diagonal()
     shift = np.zeros(fit.mean.size)
     shift[column] = sign
-    largest = passes = reached = 0.0
+    passes = reached = 0.0
     force = fall = np.zeros(column.size)
+    forces = []
+    variances = []
     for far in FAR_EFFECTS:
         end = (fit.mean + far * scales.to_theta(shift)).astype(second.density.dtype)
         with np.errstate(all="ignore"):
@@ -183,15 +194,76 @@ def _noise_along(second: Any, fit: GaussianFit, column: Array, sign: float) -> F
         before, force = force, -sign * slope[column]
         fall = fall + (far - reached) * (before + force) / 2
         reached = far
-        is_near = fall < LEAST_DENSITY  # not where it is no number
-        if not is_near.any():
-            break
         [variance] = _second_order_variances(second, [end], scales)
         passes += second.noise_share
-        back = np.maximum(far * force, np.finfo(float).tiny)
-        ratio = MAX_LEARNING_RATE * variance[column] / back
-        largest = max(largest, float(ratio[is_near].max()))
-    return FarNoise(largest, passes)
+        forces.append(np.nan_to_num(force, nan=0.0, posinf=STEEPEST))
+        variances.append(variance[column])
+        if not (fall < LEAST_DENSITY).any():  # nor where it is no number
+            break
+    distances = np.array(FAR_EFFECTS[: len(forces)])
+    # of thousands of entries, those that are the noisiest anywhere
+    back = np.fmax(distances[:, None] * np.array(forces), np.finfo(float).tiny)
+    worst = np.argsort(-(np.array(variances) / back).max(axis=0), kind="stable")[:MOST_ENTRIES]
+    bearable = bearable_noise(distances, np.array(forces)[:, worst], np.array(variances)[:, worst])
+    return FarNoise(float((1 / bearable).max()), passes)
+
+
+def bearable_noise(distances: Array, forces: Array, variances: Array) -> Array:
+    """How many times as large noise may be until a tail makes an effect's variance too large.
+
+    A chain in a force F with the temperature T has a density whose logarithm falls by ∫ F/T.
+
+    Parameters
+    ----------
+    distances : array of shape (k,)
+        From the mean, in standard deviations.
+    forces : array of shape (k, n)
+        Back to the mean there, of each effect.
+    variances : array of shape (k, n)
+        Of the noise of the force.
+
+    Returns
+    -------
+    array of shape (n,)
+    """
+    x = np.linspace(0.0, distances[-1], 1 + round(POINTS_A_SD * distances[-1]))
+    known = np.r_[0.0, distances]
+    columns = zip(forces.T, variances.T, strict=True)
+    # between these a force is about linear, and its noise about a power of the distance
+    along = [
+        (np.interp(x, known, np.r_[0.0, F]), np.interp(x, known, np.r_[0.0, np.sqrt(V)]) ** 2)
+        for F, V in columns
+    ]
+    F = np.maximum([force for force, _ in along], 0.0)  # (n, points)
+    heat = HEAT * MAX_LEARNING_RATE * np.array([V for _, V in along])
+    right = _square(x, F, np.ones_like(F))
+    lower = np.full(len(F), -LARGEST_MULTIPLE)
+    upper = np.full(len(F), LARGEST_MULTIPLE)
+    for _ in range(ROUNDS):
+        middle = (lower + upper) / 2
+        excess = _square(x, F, 1 + np.exp(middle)[:, None] * heat) - right
+        is_bearable = excess <= MOST_EXCESS * math.sqrt(2 * math.pi)
+        lower = np.where(is_bearable, middle, lower)
+        upper = np.where(is_bearable, upper, middle)
+    return np.exp(lower)
+
+
+def _square(x: Array, forces: Array, temperatures: Array) -> Array:
+    """∫ x² p from 0, for densities p that are 1 there, (n,); exponential beyond the last x."""
+    slopes = forces / temperatures
+    width = x[1] - x[0]
+    fall = np.concatenate(
+        [
+            np.zeros((len(slopes), 1)),
+            np.cumsum((slopes[:, 1:] + slopes[:, :-1]) / 2 * width, axis=1),
+        ],
+        axis=1,
+    )
+    p = np.exp(-fall)
+    end = x[-1]
+    rate = np.maximum(slopes[:, -1], 1e-6)
+    beyond = p[:, -1] * (end**2 / rate + 2 * end / rate**2 + 2 / rate**3)
+    return (x**2 * p).sum(axis=1) * width + beyond
 
 
 def _second_order_variances(second: Any, points: Sequence[Array], coordinates: Metric) -> Array:
