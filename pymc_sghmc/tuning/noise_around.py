@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.jacobians import columns_of
 from pymc_sghmc.gradients.metric import Array, Metric
 from pymc_sghmc.gradients.noise import noise_covariance
@@ -194,12 +195,17 @@ def _noise_along(second: Any, fit: GaussianFit, column: Array, sign: float) -> F
         before, force = force, -sign * slope[column]
         fall = fall + (far - reached) * (before + force) / 2
         reached = far
-        [variance] = _second_order_variances(second, [end], scales)
+        try:
+            [variance] = _second_order_variances(second, [end], scales)
+        except NonFinite:  # farther than chains come, unless it is the first
+            break
         passes += second.noise_share
         forces.append(np.nan_to_num(force, nan=0.0, posinf=STEEPEST))
         variances.append(variance[column])
         if not (fall < LEAST_DENSITY).any():  # nor where it is no number
             break
+    if not forces:
+        return FarNoise(math.inf, passes)
     distances = np.array(FAR_EFFECTS[: len(forces)])
     # of thousands of entries, those that are the noisiest anywhere
     back = np.fmax(distances[:, None] * np.array(forces), np.finfo(float).tiny)

@@ -9,6 +9,8 @@ from modes import FAST, QUIET
 from scipy.integrate import quad
 
 from pymc_sghmc import SGHMC
+from pymc_sghmc.exceptions import NonFinite
+from pymc_sghmc.tuning import noise_around
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.noise_around import (
     HEAT,
@@ -59,6 +61,29 @@ def test_groups_without_an_event_let_effects_go_where_noise_grows(prior, empty):
     else:
         assert noise < 1
         assert setup.noise.second_order is not None
+
+
+@pytest.mark.parametrize("n_finite", [0, 2])
+def test_far_places_where_nothing_is_finite_end_the_search(n_finite, monkeypatch):
+    """A set-up failed there, and chains had no settings."""
+    with without_events("Normal", 0):
+        step = SGHMC(batch_size=600, compile_kwargs=FAST)
+    second = step.tuner.gradients[2]
+    fit = step.tuner.setup.fit
+    second.set_centre(fit.mean, fit.metric)
+    calls = []
+    variances = noise_around._second_order_variances
+
+    def overflowing(*args):
+        calls.append(args)
+        if len(calls) > n_finite:
+            raise NonFinite(fit.mean, fit.mean, np.nan)
+        return variances(*args)
+
+    monkeypatch.setattr(noise_around, "_second_order_variances", overflowing)
+    [column, *_] = [c for c in noise_around.columns_of(second.derivatives.shapes) if c.size > 1]
+    largest = noise_around._noise_along(second, fit, column, 1.0).largest
+    assert (largest == np.inf) == (n_finite == 0)
 
 
 @pytest.mark.slow
