@@ -109,19 +109,21 @@ class Setups:
             if density.placement_needs_others:
                 placed_at = self._placed_at(start, None if optimise else start)
                 start = start if placed_at is None else placed_at
-            setup = set_up(
-                self._gradient,
-                [
-                    expansion if order <= max_order else None
-                    for order, expansion in enumerate(self._expansions, 1)
-                ],
-                start,
-                resolved,
-                preconditioner=self._preconditioner,
-                optimise=optimise,
-                temperature=self._temperature,
-                finds_rows=self._finds_rows,
-            )
+            # far out numbers may overflow: what isn't finite is seen where it is used
+            with np.errstate(all="ignore"):
+                setup = set_up(
+                    self._gradient,
+                    [
+                        expansion if order <= max_order else None
+                        for order, expansion in enumerate(self._expansions, 1)
+                    ],
+                    start,
+                    resolved,
+                    preconditioner=self._preconditioner,
+                    optimise=optimise,
+                    temperature=self._temperature,
+                    finds_rows=self._finds_rows,
+                )
             self.current = setup
         else:
             self._use(setup)
