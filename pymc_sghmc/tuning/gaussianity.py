@@ -4,7 +4,7 @@ The logarithm of a scale that the data say little about has a long tail on one s
 steeply on the other. Knows passes over the data, no settings.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,8 +49,32 @@ class FarOut(NamedTuple):
     edges: list[Edge]
 
 
+class _Force(NamedTuple):
+    """Relative to the mean, where the force of all rows is none."""
+
+    logp: float
+    along: float  # a direction
+
+
+class _Place(NamedTuple):
+    """What lies some way out along a direction."""
+
+    at: float  # sds from the mean
+    fall: float  # of log p
+    force: float  # along the direction
+    curvature: float
+
+
+class _Side(NamedTuple):
+    """One side of a parameter's posterior."""
+
+    place: int  # of the parameter
+    direction: Array  # of φ, (d,), in which it moves, and others as the fit expects them to
+    sign: float
+
+
 class _Surroundings:
-    """Log-density and force relative to the mean, where the force of all rows is none."""
+    """Log-density and force around a fit, on some rows."""
 
     def __init__(self, passes: Any, fit: GaussianFit) -> None:
         self.passes = passes
@@ -59,27 +83,34 @@ class _Surroundings:
         self.rows = tuple(np.linspace(0, n - 1, min(n, SOME)).astype(int) for n in at_hand)
         self.top, self.slope = passes.log_density(fit.mean, self.rows)
 
-    def along(self, direction: Array, x: float) -> tuple[float, float]:
-        """Return both at x standard deviations along a direction of φ."""
-        shift = self.fit.metric.to_theta(x * direction)
+    def skewed_sides(self, places: Sequence[int]) -> Iterator[_Side]:
+        """Yield the sides of some parameters where the force far out isn't that of a Gaussian."""
+        numbers = np.unique(np.linspace(0, len(places) - 1, MOST).astype(int))
+        for place in [int(places[number]) for number in numbers]:
+            direction = self.fit.metric.pull_back(np.eye(self.fit.mean.size)[place])
+            direction /= max(np.linalg.norm(direction), 1e-300)
+            for sign in (-1.0, 1.0):
+                side = _Side(place, direction, sign)
+                force = self._force(side, FAR).along
+                if not abs(force / (-sign * FAR) - 1) <= OFF:  # or not a number
+                    yield side
+
+    def at(self, side: _Side, distance: float) -> _Place:
+        """Look at a place so many standard deviations out on a side."""
+        here = self._force(side, distance)
+        there = self._force(side, distance + side.sign * STEP)
+        return _Place(
+            at=side.sign * distance,
+            fall=-here.logp,
+            force=here.along,
+            curvature=(here.along - there.along) / STEP,
+        )
+
+    def _force(self, side: _Side, distance: float) -> _Force:
+        shift = self.fit.metric.to_theta(side.sign * distance * side.direction)
         logp, grad = self.passes.log_density(self.fit.mean + shift, self.rows)
-        force = direction @ self.fit.metric.pull_back(grad - self.slope)
-        return logp - self.top - self.slope @ shift, float(force)
-
-    def curvature(self, direction: Array, x: float) -> tuple[float, float]:
-        """Return the fall of log p at x standard deviations, and the curvature there."""
-        logp, here = self.along(direction, x)
-        _, there = self.along(direction, x + STEP)
-        return -logp, (here - there) / STEP
-
-    def largest_step(self, direction: Array, side: float) -> float:
-        """Return the largest stable learning rate on the way to ``side``, by the curvature."""
-        limit = np.inf
-        for x in (0.5 * side, 0.75 * side, side):
-            fall, curvature = self.curvature(direction, x)
-            if fall < REACHED and curvature > 0:
-                limit = min(limit, STEADY / curvature)
-        return limit
+        force = side.direction @ self.fit.metric.pull_back(grad - self.slope)
+        return _Force(logp - self.top - self.slope @ shift, float(force))
 
 
 def check_gaussianity(passes: Any, fit: GaussianFit) -> GaussianityCheck:
@@ -91,17 +122,14 @@ def check_gaussianity(passes: Any, fit: GaussianFit) -> GaussianityCheck:
     fit : GaussianFit
     """
     surroundings = _Surroundings(passes, fit)
-    d = fit.mean.size
-    largest_step = np.inf
-    is_gaussian = True
-    for i in np.unique(np.linspace(0, d - 1, MOST).astype(int)):
-        direction = _direction(fit, i)
-        for side in (-FAR, FAR):
-            _, force = surroundings.along(direction, side)
-            if not abs(force / -side - 1) <= OFF:  # or not a number
-                is_gaussian = False
-                largest_step = min(largest_step, surroundings.largest_step(direction, side))
-    return GaussianityCheck(largest_step=largest_step, is_gaussian=is_gaussian)
+    sides = list(surroundings.skewed_sides(range(fit.mean.size)))
+    on_the_way = [
+        surroundings.at(side, share * FAR) for side in sides for share in (0.5, 0.75, 1.0)
+    ]
+    return GaussianityCheck(
+        largest_step=_largest_step([place for place in on_the_way if place.fall < REACHED]),
+        is_gaussian=not sides,
+    )
 
 
 def far_out(passes: Any, fit: GaussianFit, places: Sequence[int]) -> FarOut:
@@ -118,33 +146,30 @@ def far_out(passes: Any, fit: GaussianFit, places: Sequence[int]) -> FarOut:
     places : list of int
         Parameters whose posteriors may be skewed.
     """
-    largest_step = np.inf
-    edges: list[Edge] = []
-    if not places:
-        return FarOut(largest_step, edges)
-    surroundings = _Surroundings(passes, fit)
-    numbers = np.unique(np.linspace(0, len(places) - 1, MOST).astype(int))
-    for place in [places[number] for number in numbers]:
-        direction = _direction(fit, place)
-        for side in (-1.0, 1.0):
-            _, force = surroundings.along(direction, side * FAR)
-            if abs(force * -side / FAR - 1) <= OFF:
-                continue
-            edge = None
-            for x in np.arange(STRIDE, FARTHEST, STRIDE):
-                fall, curvature = surroundings.curvature(direction, side * x)
-                if not fall < EVER_REACHED:
-                    break
-                if curvature > 0:
-                    largest_step = min(largest_step, STEADY / curvature)
-                _, force = surroundings.along(direction, side * x)
-                edge = Edge(int(place), direction, float(side * x), -side * force)
-            if edge is not None:
-                edges.append(edge)
-    return FarOut(largest_step, edges)
+    reached: list[_Place] = []
+    edges = []
+    if places:
+        surroundings = _Surroundings(passes, fit)
+        for side in surroundings.skewed_sides(places):
+            on_the_way = list(_within_reach(surroundings, side))
+            reached += on_the_way
+            if on_the_way:
+                last = on_the_way[-1]
+                force = -side.sign * last.force
+                edges.append(Edge(side.place, side.direction, last.at, force))
+    return FarOut(_largest_step(reached), edges)
 
 
-def _direction(fit: GaussianFit, place: int) -> Array:
-    """Direction of φ in which a parameter moves, and others as the fit expects them to."""
-    direction = fit.metric.pull_back(np.eye(fit.mean.size)[place])
-    return direction / max(float(np.linalg.norm(direction)), 1e-300)
+def _within_reach(surroundings: _Surroundings, side: _Side) -> Iterator[_Place]:
+    """Yield places farther and farther out, as far as a chain comes once in a run."""
+    for distance in np.arange(STRIDE, FARTHEST, STRIDE):
+        place = surroundings.at(side, float(distance))
+        if not place.fall < EVER_REACHED:
+            return
+        yield place
+
+
+def _largest_step(places: Sequence[_Place]) -> float:
+    """Return the largest learning rate that is stable in all of these places."""
+    curvatures = [place.curvature for place in places if place.curvature > 0]
+    return STEADY / max(curvatures) if curvatures else np.inf
