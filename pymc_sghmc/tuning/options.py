@@ -6,6 +6,8 @@ Knows set-ups, no rule and no settings.
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE, MAX_MULTIPLIER, ChainTuning
 from pymc_sghmc.tuning.setup import MOST_FAR_NOISE, Setup
 from pymc_sghmc.tuning.setup_request import SetupRequest
@@ -51,8 +53,7 @@ def options(
         return tunings
     if setup.skewed and noise.second_order is None and _all_rows_may_be_used(data):
         # far out on one side minibatches are noisier than the force back can bear
-        plain = new(order=0, noise=noise.plain, limit=limit, rows=1)
-        return [_of_size(plain, max(data.n_rows), data)]
+        return [_exact(new(order=0, noise=noise.plain), setup, data)]
     return [sized for tuning in tunings for sized in _of_sizes(tuning, setup, data)]
 
 
@@ -95,7 +96,12 @@ def resized(tuning: ChainTuning, setup: Setup, data: RowCounts) -> list[ChainTun
     larger = [_of_size(tuning, size, data) for size in sizes if size > tuning.rows]
     if not all_rows_are_in_question(data):
         return larger
-    # a limit that came of noise isn't one of the exact gradient
+    return [*larger, _exact(tuning, setup, data)]
+
+
+def _exact(tuning: ChainTuning, setup: Setup, data: RowCounts) -> ChainTuning:
+    """Return the same with the exact gradient, from all rows."""
+    # a limit that came of noise isn't one of it
     limit = min(MAX_LEARNING_RATE, setup.limits.far_out)
-    exact = replace(tuning, order=0, limit=limit)
-    return [*larger, _of_size(exact, max(data.n_rows), data)]
+    noise = np.zeros_like(tuning.noise)
+    return replace(tuning, order=0, rows=max(data.n_rows), noise=noise, limit=limit)
