@@ -14,11 +14,13 @@ from pymc.pytensorf import compile
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable, equal_computations
 from pytensor.graph.op import Op
+from pytensor.tensor.basic import Join, get_underlying_scalar_constant_value
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.math import Dot
-from pytensor.tensor.shape import Shape, Shape_i
-from pytensor.tensor.subtensor import AdvancedSubtensor
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.math import Dot, Sum
+from pytensor.tensor.shape import Reshape, Shape, Shape_i
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 
 from pymc_sghmc.compat import ancestors, indexes_leading_axes, toposort
 from pymc_sghmc.models.unknowns import Unknowns
@@ -73,73 +75,125 @@ class Multiplied(NamedTuple):
     products: Sequence[Product] = ()  # all of them; none where they stand in each other
 
 
+class View(NamedTuple):
+    """A parameter in the rows' graphs, or what is linear in it with weights that are constant."""
+
+    axes: Axes  # of each of its own which axis of the parameter it is; None of a new one, and ...
+    # ... of one along which entries are added up, picked or moved
+    weighted: frozenset[int | None] = frozenset()  # axes along which constants multiply it
+    scale: Any = None  # what multiplies it so far, with the axes of the parameter, and ...
+    made_of: tuple[Variable, ...] = ()  # ... which variables that is the product of
+
+
 def products(
     value: Variable, terms: Sequence[Variable], moving: set[Variable], unknowns: Unknowns
 ) -> Multiplied:
     """Find what multiplies ``value`` wherever it is used: a scale with its axes, or a factor."""
-    # views of the value: of each axis which of its own it is, along which constants multiply it,
-    # and the scale so far with what it is made of
-    views: dict[Variable, tuple[Axes, frozenset[int | None], Any, tuple[Variable, ...]]]
-    views = {value: (tuple(range(value.type.ndim)), frozenset(), None, ())}
-    scales = {}
-    scaled: list[Product] = []
-    is_nested = False
-    mixings: list[Mixing] = []
+    reading = _Reading(value, unknowns)
     for node in toposort(terms, []):
         if isinstance(node.op, Shape | Shape_i) or moving.isdisjoint(node.inputs):
             continue
         moving.update(node.outputs)
-        viewed = [v for v in node.inputs if v in views]
-        others = [v for v in node.inputs if v in moving and v not in views]
+        others = [v for v in node.inputs if v in moving and v not in reading.views]
+        if not reading.understands(node, others):
+            return Multiplied()
+    return reading.found()
+
+
+class _Reading:
+    """What is known of a parameter after some nodes of the rows' graphs."""
+
+    def __init__(self, value: Variable, unknowns: Unknowns) -> None:
+        self.value = value
+        self.unknowns = unknowns
+        self.views = {value: View(axes=tuple(range(value.type.ndim)))}
+        self.scales: dict[tuple[Variable, ...], Variable] = {}  # of views that something else uses
+        self.scaled: list[Product] = []
+        self.mixings: list[Mixing] = []
+        self.is_nested = False  # whether a product stands in another
+
+    def understands(self, node: Apply, others: Sequence[Variable]) -> bool:
+        """Take in a node, with its inputs that move, too, and are no views of the parameter.
+
+        False where the parameter is seen there without any scale or factor.
+        """
+        viewed = [v for v in node.inputs if v in self.views]
         if not viewed:
-            continue
-        if len(viewed) > 1:
-            return Multiplied()
-        [view] = viewed
-        axes, weighted, scale, made_of = views[view]
-        if not others:
-            after = _axes_after(node, view, axes)
-            if after is not None:
-                views[node.outputs[0]] = (
-                    after,
-                    weighted | _weighted(node, view, axes),
-                    scale,
-                    made_of,
-                )
-                continue
-        elif node.op == pt.mul and not _repeats(node, view, axes):
-            factor = _aligned(reduce(pt.mul, others), axes, value.type.ndim)
-            if factor is not None and is_positive(factor, unknowns):
-                is_nested = is_nested or scale is not None
-                scaled.append(Product(node.outputs[0], _without(node, others)))
-                scale = factor if scale is None else scale * factor
-                views[node.outputs[0]] = axes, weighted, scale, (*made_of, *map(_root, others))
-                continue
-        elif scale is None and len(others) == 1 and value.type.ndim == 2 and _is_product(node.op):
-            mixing = _mixing(node, view, axes)
-            if mixing is None or mixing.axis in weighted:
-                return Multiplied()
-            if not _is_triangular(mixing, value, unknowns):
-                return Multiplied()
-            same = [one for one in mixings if _is_same(one, mixing)]
-            mixings += [] if same else [mixing]
-            (same or [mixing])[0].products.append(Product(node.outputs[0], view))
-            continue
-        if scale is None:
-            return Multiplied()
-        scales[made_of] = scale
-    return _found(list(scales.values()), mixings, [] if is_nested else scaled)
+            return True
+        if len(viewed) == 1:
+            [variable] = viewed
+            if others:
+                known = self._is_scaled(node, variable, others)
+                known = known or self._is_mixed(node, variable, others)
+            else:
+                known = self._is_view(node, variable)
+        else:
+            known = not others and self._is_sum(node, viewed)
+        return known or self._ends(viewed)
 
+    def _is_view(self, node: Apply, variable: Variable) -> bool:
+        """Take in a node that makes a view of another."""
+        view = self.views[variable]
+        axes = _axes_after(node, variable, view.axes)
+        if axes is None:
+            return False
+        weighted = view.weighted | _weighted(node, variable, view.axes)
+        self.views[node.outputs[0]] = view._replace(axes=axes, weighted=weighted)
+        return True
 
-def _found(
-    scales: Sequence[Variable], mixings: Sequence[Mixing], scaled: Sequence[Product]
-) -> Multiplied:
-    """Return the only scale or factor, if there is one."""
-    if len(scales) + len(mixings) != 1:
-        return Multiplied()
-    if mixings:
-        return Multiplied(mixing=mixings[0], products=mixings[0].products)
-    return Multiplied(scale=scales[0], products=scaled)
+    def _is_scaled(self, node: Apply, variable: Variable, others: Sequence[Variable]) -> bool:
+        """Take in a product of a view and a scale that is above zero."""
+        view = self.views[variable]
+        if node.op != pt.mul or _repeats(node, variable, view.axes):
+            return False
+        factor = _aligned(reduce(pt.mul, others), view.axes, self.value.type.ndim)
+        if factor is None or not is_positive(factor, self.unknowns):
+            return False
+        self.is_nested = self.is_nested or view.scale is not None
+        self.scaled.append(Product(node.outputs[0], _without(node, others)))
+        self.views[node.outputs[0]] = view._replace(
+            scale=factor if view.scale is None else view.scale * factor,
+            made_of=(*view.made_of, *map(_root, others)),
+        )
+        return True
+
+    def _is_mixed(self, node: Apply, variable: Variable, others: Sequence[Variable]) -> bool:
+        """Take in a product of a view and a triangular factor."""
+        view = self.views[variable]
+        is_matrix = self.value.type.ndim == 2 and len(others) == 1 and _is_product(node.op)
+        if not is_matrix or view.scale is not None:
+            return False
+        mixing = _mixing(node, variable, view.axes)
+        if mixing is None or mixing.axis in view.weighted:
+            return False
+        if not _is_triangular(mixing, self.value, self.unknowns):
+            return False
+        same = [one for one in self.mixings if _is_same(one, mixing)]
+        self.mixings += [] if same else [mixing]
+        (same or [mixing])[0].products.append(Product(node.outputs[0], variable))
+        return True
+
+    def _is_sum(self, node: Apply, viewed: Sequence[Variable]) -> bool:
+        """Take in a sum of views that nothing multiplies yet, such as differences of entries."""
+        if any(self.views[v].scale is not None for v in viewed) or not _is_sum_of(node, viewed):
+            return False
+        self.views[node.outputs[0]] = View(axes=(None,) * node.outputs[0].type.ndim)
+        return True
+
+    def _ends(self, viewed: Sequence[Variable]) -> bool:
+        """Keep the scales of views that something else uses; False where one has none."""
+        views = [self.views[v] for v in viewed]
+        self.scales |= {view.made_of: view.scale for view in views if view.scale is not None}
+        return all(view.scale is not None for view in views)
+
+    def found(self) -> Multiplied:
+        """Return the only scale or factor, if there is one."""
+        scales = list(self.scales.values())
+        if len(scales) + len(self.mixings) != 1:
+            return Multiplied()
+        if self.mixings:
+            return Multiplied(mixing=self.mixings[0], products=self.mixings[0].products)
+        return Multiplied(scale=scales[0], products=[] if self.is_nested else self.scaled)
 
 
 def _without(node: Apply, factors: Sequence[Variable]) -> Variable:
@@ -192,16 +246,44 @@ def _root(scale: Variable) -> Variable:
 
 
 def _axes_after(node: Apply, view: Variable, axes: Axes) -> Axes | None:
-    """Return the value's axes in a new view, which moves entries or multiplies by constants."""
+    """Return the value's axes in a new view, which is linear in the old one."""
     op = node.op
+    is_first = view is node.inputs[0]
     if isinstance(op, DimShuffle):
         return tuple(None if i == "x" else axes[i] for i in op.new_order)
-    if op in (pt.mul, pt.neg, pt.tensor_copy):
+    if op in (pt.mul, pt.neg, pt.tensor_copy) or (op == pt.true_div and is_first):
         return None if _repeats(node, view, axes) else axes
     picks_rows = isinstance(op, AdvancedSubtensor) and len(node.inputs) == 2
-    if picks_rows and view is node.inputs[0] and indexes_leading_axes(node):
+    if picks_rows and is_first and indexes_leading_axes(node):
         return (*[None] * node.inputs[1].type.ndim, *axes[1:])
+    if _is_linear(node, view):
+        return (None,) * node.outputs[0].type.ndim  # a single number may multiply it
     return None
+
+
+def _is_linear(node: Apply, view: Variable) -> bool:
+    """Whether a node adds up, picks or moves entries of a view, with weights that are constant."""
+    op = node.op
+    if isinstance(op, CumOp):
+        return op.mode == "add"
+    if isinstance(op, Subtensor | Reshape):
+        return view is node.inputs[0]
+    if isinstance(op, Join):  # whose first input may be the axis
+        joined = [v for v in node.inputs if v.type.ndim == view.type.ndim]
+        return all(v is view or _is_zero(v) for v in joined)
+    return isinstance(op, Sum) or _is_product(op)
+
+
+def _is_sum_of(node: Apply, views: Sequence[Variable]) -> bool:
+    """Whether a node adds or subtracts views and nothing else."""
+    is_sum = node.op in (pt.add, pt.sub)
+    return is_sum and all(v in views or _is_zero(v) for v in node.inputs)
+
+
+def _is_zero(variable: Variable) -> bool:
+    """Whether all entries of an array are the constant zero."""
+    value = get_underlying_scalar_constant_value(variable, raise_not_constant=False)
+    return not isinstance(value, Variable) and not value.any()
 
 
 def _repeats(node: Apply, view: Variable, axes: Axes) -> bool:

@@ -116,7 +116,41 @@ def several_scales():
     observed(pm.math.dot(rng.standard_normal((N, G)), z * local * tau))
 
 
+SPLINES = rng.standard_normal((N, G + 1))
+
+
+def random_walk():
+    steps = pm.Normal("z", shape=G)
+    walk = pt.cumsum(steps) * pm.HalfNormal("tau")
+    start = pm.Normal("start")
+    observed(SPLINES @ pt.concatenate([start[None], start + walk]))
+
+
+def walk_from_zero():
+    walk = pt.concatenate([pt.zeros(1), pt.cumsum(pm.Normal("z", shape=G))])
+    observed(SPLINES @ (walk * pm.HalfNormal("tau")))
+
+
+def splines():
+    observed((SPLINES[:, 1:] @ pm.Normal("z", shape=G)) * pm.HalfNormal("tau"))
+
+
+def sum_to_zero():
+    z = pm.Normal("z", shape=G)
+    observed(((z - z.mean()) * pm.HalfNormal("tau"))[GROUP])
+
+
+def differences_of_pairs():
+    u = pm.Normal("z", shape=G) * pm.HalfNormal("tau")
+    observed(u[GROUP] - u[(GROUP + 1) % G])
+
+
 EFFECTS = {
+    random_walk: {"z"},
+    walk_from_zero: {"z"},
+    splines: {"z"},
+    sum_to_zero: {"z"},
+    differences_of_pairs: {"z"},
     times_a_factor: {"z"},
     a_factor_times_columns: {"z"},
     picked_before_it_is_mixed: {"z"},
@@ -304,9 +338,31 @@ def mixed_by_an_upper_triangle():
     observed(u[GROUP, 0] + u[GROUP, 1] * X)
 
 
+def sums_with_two_scales():
+    walk = pt.cumsum(pm.Normal("z", shape=G))
+    observed(walk[GROUP] * pm.HalfNormal("a") + (walk * pm.HalfNormal("b"))[GROUP] * X)
+
+
+def walk_from_one():
+    walk = pt.concatenate([pt.ones(1), pt.cumsum(pm.Normal("z", shape=G - 1))])
+    observed((walk * pm.HalfNormal("tau"))[GROUP])
+
+
+def walk_with_a_scale_for_each_place():
+    observed((pt.cumsum(pm.Normal("z", shape=G)) * pm.HalfNormal("tau", shape=G))[GROUP])
+
+
+def products_of_steps():
+    observed((pt.cumprod(pm.Normal("z", shape=G)) * pm.HalfNormal("tau"))[GROUP])
+
+
 @pytest.mark.parametrize(
     "build",
     [
+        sums_with_two_scales,
+        walk_from_one,
+        walk_with_a_scale_for_each_place,
+        products_of_steps,
         scale_is_far_above_zero_as_a_rule,
         scale_is_below_zero_far_out,
         one_entry_with_many_scales,
