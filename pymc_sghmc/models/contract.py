@@ -24,7 +24,12 @@ from pymc_sghmc.models.graphs import (
     minibatch_outputs,
     slice_rows,
 )
-from pymc_sghmc.models.independence import check_rows, leading_dim, not_sliceable
+from pymc_sghmc.models.independence import (
+    check_rows,
+    leading_dim,
+    lies_on_its_side,
+    not_sliceable,
+)
 from pymc_sghmc.models.likelihoods import (
     Likelihood,
     from_elsewhere,
@@ -209,7 +214,11 @@ def _batch_sizes(
     def checked_size(size: Any, key: tuple[int, int]) -> int:
         if not is_whole(size):
             raise ValueError(f"batch_size={batch_size!r}: must be a whole number of rows.")
-        if size > key[0] and not lengths and not _lies_on_its_side(model, by_rows[key]):
+        if (
+            size > key[0]
+            and not lengths
+            and not any(lies_on_its_side(model, rv) for rv in by_rows[key])
+        ):
             return key[0]
         if not 1 <= size <= key[0]:
             raise ValueError(
@@ -282,12 +291,6 @@ def _named_sizes(
 def _first_size(n_rows: int) -> int:
     """Rows with which the search for a batch size begins: all of few, at most half of others."""
     return n_rows if n_rows < FEW_ROWS else min(FIRST_SIZE, n_rows // 2)
-
-
-def _lies_on_its_side(model: Model, observed: Iterable[Variable]) -> bool:
-    """Whether an outcome is longer on another axis than its first, where rows lie."""
-    shapes = [tuple(full_data(model.rvs_to_values[rv]).shape.eval()) for rv in observed]
-    return any(max(shape) > shape[0] for shape in shapes)
 
 
 def _placeholder(source: Variable, i: int) -> Variable:

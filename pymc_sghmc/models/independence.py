@@ -9,13 +9,13 @@ from pymc.logprob.utils import ParameterValueError
 from pymc.model import Model
 from pymc.pytensorf import compile
 from pytensor.compile.mode import get_mode
-from pytensor.graph.basic import Constant
+from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sghmc.checks import quoted
 from pymc_sghmc.exceptions import NeedsAllRows
 from pymc_sghmc.models.bad_data import not_finite
-from pymc_sghmc.models.graphs import array_of
+from pymc_sghmc.models.graphs import array_of, full_data
 from pymc_sghmc.protocols import Array
 
 if TYPE_CHECKING:
@@ -165,15 +165,22 @@ def not_sliceable(model: Model, name: str, n_rows: int, reason: str | Exception)
             f"{quoted(joint)} has an entry for each row, and its prior is a joint one, such as a "
             "time series or a Gaussian process. Pass batch_size=None, or use NUTS."
         )
-    hint = f" {_integrate_by_row([rv.name for rv in by_row], n_rows)}" if by_row else ""
     first_line = str(reason).strip().splitlines()[0] if str(reason).strip() else repr(reason)
+    source = "PyTensor says" if isinstance(reason, Exception) else "What was seen"
+    if lies_on_its_side(model, model[name]):
+        return NeedsAllRows(
+            f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows. Rows lie "
+            f"along the first axis of an observed variable, and {name!r} is longer along another: "
+            "if its rows lie there, turn the data of the model so that these come first. "
+            f"({source}: {first_line})"
+        )
+    hint = f" {_integrate_by_row([rv.name for rv in by_row], n_rows)}" if by_row else ""
     if isinstance(reason, IndexError) or "out of bounds" in first_line:
         return ValueError(
             f"The likelihood of {name!r} picks entries by number, as u[group], and some rows have "
             f"a number for which there is no entry ({first_line}). Numbers count from 0: give the "
             "parameter one entry more than the largest number."
         )
-    source = "PyTensor says" if isinstance(reason, Exception) else "What was seen"
     return NeedsAllRows(
         f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows.{hint} Put "
         "the rows of all its data on the leading axis, in the same order; put constants that the "
@@ -181,6 +188,12 @@ def not_sliceable(model: Model, name: str, n_rows: int, reason: str | Exception)
         f"scan) by shapes; or use NUTS.{_same_length(model, name, n_rows)} "
         f"({source}: {first_line})"
     )
+
+
+def lies_on_its_side(model: Model, observed: Variable) -> bool:
+    """Whether an outcome is longer along another axis than its first, where rows lie."""
+    shape = tuple(full_data(model.rvs_to_values[observed]).shape.eval())
+    return len(shape) > 1 and max(shape) > shape[0]
 
 
 def _with_joint_prior(model: Model, variables: list[TensorVariable]) -> list[str]:

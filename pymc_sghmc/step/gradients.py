@@ -25,7 +25,7 @@ from pymc_sghmc.hierarchy.rewrites import (
     rewritten,
 )
 from pymc_sghmc.models.contract import ALL_ROWS, BatchSize
-from pymc_sghmc.models.graphs import minibatch_outputs
+from pymc_sghmc.models.graphs import array_of, data_leaves, minibatch_outputs
 from pymc_sghmc.models.row_model import RowModel, row_model
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.phases import begin_phase, count_passes
@@ -45,6 +45,7 @@ _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
 POOL_ROWS = 100_000  # of a pool that needs no more
 ROWS_PER_PARAMETER = 10  # in a pool, at least
+MANY_NUMBERS = 1000  # of which a potential may be computed before it is worth a line
 POOL_SHARE = 0.1  # of target_bias: the error that a pool may cause in a mean, in posterior sds
 
 
@@ -238,12 +239,29 @@ def _rows(
     if batch_size is None and rewriting.integrated and not minibatch_outputs([model.logp()]):
         batch_size = ALL_ROWS  # groups are cut out of all data, too
     try:
-        return model_by_row(model, unknowns, batch_size, point, data, rewriting, pool_of(given))
+        by_row = model_by_row(model, unknowns, batch_size, point, data, rewriting, pool_of(given))
     except NeedsAllRows as reason:
         if batch_size != "auto" or data is not None or rewriting.integrated:
             raise
         _log.warning(f"All data are used at every step, since minibatches can't be. {reason}")
-    return model_by_row(model, unknowns, None, point, None, rewriting)
+        return model_by_row(model, unknowns, None, point, None, rewriting)
+    rows, _ = by_row
+    if rows.likelihoods:
+        _say_what_is_used_whole(model)
+    return by_row
+
+
+def _say_what_is_used_whole(model: Model) -> None:
+    """Name potentials that are computed from arrays at every step, beside minibatches."""
+    for potential in model.potentials:
+        lengths = [len(array_of(source)) for source in data_leaves(potential)]
+        n_numbers = max(lengths, default=0)
+        if n_numbers >= MANY_NUMBERS:
+            _log.info(
+                f"pm.Potential({potential.name!r}) is computed from all of its {n_numbers:,} "
+                "numbers at every step. Written as the likelihood of an observed variable, for "
+                "example with pm.CustomDist, it would be computed from minibatches, too."
+            )
 
 
 def _control_variates(

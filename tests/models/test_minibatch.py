@@ -178,6 +178,15 @@ def test_transposed_outcome_is_refused():
     refusal(model, 4, "batch_size=4", "between 1 and the 2 rows")
 
 
+def test_rows_along_the_second_axis_are_to_be_turned():
+    with pm.Model() as model:
+        month = pm.Normal("month", shape=2)
+        pm.Normal("y", month[:, None] + X[:, 0] * pm.Normal("b"), 1, observed=Y_ROWS.T)
+    with pytest.raises(ValueError, match=r"longer along another.*turn the data") as error:
+        minibatch_log_density(model, 1)
+    assert "marginalize" not in str(error.value)
+
+
 def test_array_with_another_dim_is_named_in_the_refusal():
     with pm.Model(coords={"row": range(N), "line": range(N)}) as model:
         x = pm.Data("x", X[:, 0], dims="line")

@@ -456,6 +456,19 @@ def test_all_rows_are_taken_and_told_where_minibatches_are_too_noisy(caplog):
     assert "first-order control variates" not in caplog.text
 
 
+def test_potentials_over_rows_are_named_beside_minibatches(caplog):
+    rng = np.random.default_rng(5)
+    with pm.Model():
+        mu = pm.Normal("mu")
+        pm.Normal("y", mu, 1, observed=rng.standard_normal(3000))
+        pm.Potential("weighted", pm.logp(pm.Normal.dist(mu, 2), rng.standard_normal(2000)).sum())
+        pm.Potential("small", -(mu**4) * np.ones(3).sum())
+        with caplog.at_level("INFO", logger="pymc"):
+            SGHMC()
+    said = [r.getMessage() for r in caplog.records if "at every step" in r.getMessage()]
+    assert ["'weighted'" in line and "2,000" in line for line in said] == [True]
+
+
 def test_two_modes_fall_back_to_plain_minibatches():
     # ½N(θ, 1) + ½N(−θ, 1): two modes, a start between them, and draws that cross over.
     rng = np.random.default_rng(3)
