@@ -183,8 +183,9 @@ def not_sliceable(model: Model, name: str, n_rows: int, reason: str | Exception)
         )
     return NeedsAllRows(
         f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows.{hint} Put "
-        "the rows of all its data on the leading axis, in the same order; put constants that the "
-        "model transposes or repeats into pm.Data; replace hard-coded row counts (tile, repeat, "
+        "the rows of all its data on the leading axis, in the same order; pick rows by a mask, as "
+        "X[mask], before the model; put constants that the model transposes or repeats into "
+        "pm.Data; replace hard-coded row counts (tile, repeat, "
         f"scan) by shapes; or use NUTS.{_same_length(model, name, n_rows)} "
         f"({source}: {first_line})"
     )
