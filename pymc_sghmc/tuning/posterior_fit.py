@@ -4,8 +4,6 @@ The optimiser works on a subset of the rows first and sees all of them in a few 
 Knows passes over the data and SciPy, no samplers.
 """
 
-import math
-
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,7 +21,7 @@ from pymc_sghmc.tuning.curvature import (
 )
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.low_rank_fit import low_rank_fit
-from pymc_sghmc.tuning.variational_fit import fit_around, lower, variational_fit
+from pymc_sghmc.tuning.variational_fit import Walled, fit_around, lower, variational_fit
 
 __all__ = ["STEEP", "falls_as_fitted", "fit_posterior"]
 
@@ -32,7 +30,6 @@ ROUNDS = 8  # of curvature and optimiser; two suffice where the posterior is nea
 FEW_ROUNDS = 3  # where a variational fit with effects failed: the mode seldom serves there
 WIDEN = 100  # the most by which a new look at the curvature may widen a scale
 STEEP = 1.0  # slope of log p over one posterior sd that no mode has
-WALL = 5.0  # times the fall that its slope promised: what energy counts for where it is infinite
 MOST_STEPS = 4  # of Newton's method on all rows
 MOST_SHRUNK = 0.2  # of the step before, with which steps are known to lead to the mode
 NEAR = 0.1  # distance of a good mean from the mode, in posterior standard deviations
@@ -211,29 +208,22 @@ class _Climb(NamedTuple):
 
 def _climb(counted: CountedPasses, x: Array, metric: Metric, subset: Any, maxiter: int) -> _Climb:
     """Climb by L-BFGS in the coordinates of ``metric``."""
-    best = np.inf, np.zeros_like(x), np.zeros_like(x)  # least energy, its gradient, and where
 
     def energy(phi: Array) -> tuple[float, Array]:
-        nonlocal best
         logp, grad = counted(x + metric.to_theta(phi), subset)
-        if not (math.isfinite(logp) and np.isfinite(grad).all()):
-            # Sends the line search back, some thirtyfold. At a wall much higher it gives up.
-            rise = WALL * abs(best[1] @ (phi - best[2]))
-            return (best[0] + rise if 0 < rise < np.inf else 1e100), np.zeros_like(phi)
-        slope = -_pulled_back(metric, grad)
-        if -logp < best[0]:
-            best = -logp, slope, phi.copy()
-        return -logp, slope
+        return -logp, -_pulled_back(metric, grad)
 
+    walled = Walled(energy)
+    start = np.zeros_like(x)
     optimum = minimize(
-        energy,
-        np.zeros_like(x),
+        walled,
+        start,
         jac=True,
         method="L-BFGS-B",
         options={
             "maxiter": maxiter,
             "gtol": NEAR / 2 if isinstance(metric, Dense) else 0.0,  # in posterior sds
-            "ftol": 1e-4 / max(1.0, abs(energy(np.zeros_like(x))[0])),  # in nats a step
+            "ftol": 1e-4 / max(1.0, abs(walled(start)[0])),  # in nats a step
         },
     )
     scales = None

@@ -7,6 +7,8 @@ SciPy, no samplers.
 
 import math
 
+from collections.abc import Callable
+
 import numpy as np
 
 from scipy.optimize import minimize
@@ -23,7 +25,9 @@ from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 __all__ = [
     "FLAT",
     "NEAR",
+    "Walled",
     "draws_and_shares",
+    "first_scales",
     "fit_around",
     "lower",
     "mean_field",
@@ -40,7 +44,45 @@ FAR = 2.0  # sds by which one may
 FLAT = 0.05  # least curvature, of that of the coordinates so far, that is believed
 WIDEST = 12.0  # logarithm of a scale over its first guess: nothing is known of it there
 NARROWER = np.array([0.3, 0.03, 0.003, 3e-4])  # first scales, of what curvature promises
+NO_NUMBER = 1e100  # for it, where nothing is known yet
+WALL = 5.0  # times the fall that its slope promised: what energy counts for where it is infinite
 ROUGH = 0.8  # r.m.s. of the force that a Gaussian doesn't have, in sds, above which it is none
+
+
+class Walled:
+    """A function for L-BFGS to minimise, with a moderate wall where it isn't finite.
+
+    That sends the line search back, some thirtyfold. At a wall much higher it hardly moves any
+    more, and the search takes that for its end.
+
+    Parameters
+    ----------
+    function : callable
+        From an array to a value and its gradient.
+    """
+
+    def __init__(self, function: Callable[[Array], tuple[float, Array]]) -> None:
+        self.function = function
+        self.least = np.inf
+        self.slope: Array | None = None  # there, ...
+        self.there: Array | None = None  # ... and where
+
+    def __call__(self, x: Array) -> tuple[float, Array]:
+        """Return the value and the gradient, or those of the wall."""
+        value, slope = self.function(x)
+        if not (math.isfinite(value) and np.isfinite(slope).all()):
+            return self._wall(x), np.zeros_like(x)
+        if value < self.least:
+            self.least = value
+            self.slope = slope
+            self.there = x.copy()
+        return value, slope
+
+    def _wall(self, x: Array) -> float:
+        if self.slope is None or self.there is None:
+            return NO_NUMBER
+        rise = WALL * abs(float(self.slope @ (x - self.there)))
+        return self.least + rise if 0 < rise < np.inf else NO_NUMBER
 
 
 def variational_fit(
@@ -157,7 +199,7 @@ def _shares(counted: CountedPasses, n_draws: int, d: int) -> list[Rows]:
 def _mean_field(
     counted: CountedPasses, shares: list[Rows], start: Array, z: Array
 ) -> MeanField | None:
-    first = MeanField(mean=start, sds=_first_scales(counted, start))
+    first = MeanField(mean=start, sds=first_scales(counted, start))
     return _minimised(counted, shares, first, z, np.log(NARROWER))
 
 
@@ -180,22 +222,23 @@ def _minimised(
         for draw, share in zip(z, shares, strict=True):
             logp, grad = counted(start + scale * (mu + s * draw), share)
             if not (math.isfinite(logp) and np.isfinite(grad).all()):
-                return 1e100, np.zeros_like(p)  # sends the line search back
+                return np.inf, slopes
             grad = scale * grad
             value -= logp / len(z)
             slopes -= np.concatenate([grad, grad * s * draw]) / len(z)
         slopes[d:] -= 1.0
         return value - rho.sum(), slopes
 
+    walled = Walled(energy)
     for log_scale in narrower:
         p = np.concatenate([np.zeros(d), np.full(d, log_scale)])
-        there = energy(p)[0]
-        if there < 1e100:
+        there = walled(p)[0]
+        if there < NO_NUMBER:
             break
     else:
         return None
     optimum = minimize(
-        energy,
+        walled,
         p,
         jac=True,
         method="L-BFGS-B",
@@ -208,8 +251,8 @@ def _minimised(
     return MeanField(mean=start + scale * optimum.x[:d], sds=scale * np.exp(optimum.x[d:]))
 
 
-def _first_scales(counted: CountedPasses, start: Array) -> Array:
-    """1/√|curvature| of each parameter at the start, (d,)."""
+def first_scales(counted: CountedPasses, start: Array) -> Array:
+    """1/√|curvature| of each parameter at the start, (d,), and 1 at most."""
     gradient = counted.gradient(counted.subset)
     diagonal = hutchinson_diagonal(gradient, start, np.random.default_rng(2), step=1e-4)
     return 1 / np.sqrt(np.maximum(np.abs(np.nan_to_num(diagonal)), 1.0))

@@ -9,6 +9,7 @@ import pytensor.tensor as pt
 import pytest
 
 from modes import QUIET, C
+from scipy.optimize import minimize
 from scipy.special import logsumexp
 from targets import gradient_of
 
@@ -17,7 +18,7 @@ from pymc_sghmc.tuning import posterior_fit
 from pymc_sghmc.tuning import variational_fit as module
 from pymc_sghmc.tuning.curvature import SUBSET_ROWS, CountedPasses
 from pymc_sghmc.tuning.posterior_fit import fit_posterior
-from pymc_sghmc.tuning.variational_fit import FLAT, NEAR, variational_fit
+from pymc_sghmc.tuning.variational_fit import FLAT, NEAR, Walled, variational_fit
 
 GROUPS, ROWS, SIGMA = 40, 5, 1.0  # of the hierarchical model
 rng = np.random.default_rng(4)
@@ -179,3 +180,31 @@ def test_untouched_sampler_is_right_on_centred_groups():
 
 def error(x):
     return float(np.squeeze(az.mcse(x)))
+
+
+def test_a_search_goes_on_beside_a_wall():
+    """L-BFGS ends at a wall as high as numbers go, as its line search then hardly moves."""
+
+    def energy(x):
+        with np.errstate(invalid="ignore"):
+            return float(x[0] - 3 * np.log(x[0])), 1 - 3 / x  # least at 3, and no number below 0
+
+    def high(x):
+        value, slope = energy(x)
+        return (value, slope) if math.isfinite(value) else (1e100, 0 * slope)
+
+    def found(function):
+        return minimize(function, [10.0], jac=True, method="L-BFGS-B").x
+
+    np.testing.assert_allclose(found(Walled(energy)), 3.0, rtol=1e-3)
+    assert found(high) > 4  # the test can fail
+
+
+def test_a_fit_goes_on_beside_a_wall():
+    """It ended after one step, 0.7 from where it began."""
+    counted = counted_of(potential(lambda x: (x - 3 * pm.math.log(x)).sum(), 3))
+    start = np.full(3, 30.0)
+    fit = module.mean_field(counted, start)
+    z, _ = module.draws_and_shares(counted, 3)
+    slope = np.mean(1 - 3 / (fit.mean + fit.sds * z), axis=0)  # 0.9 at the start
+    np.testing.assert_allclose(slope, 0.0, atol=0.02)
