@@ -3,11 +3,14 @@
 Knows passes over the data and a fit of a Gaussian, no models and no samplers.
 """
 
+import math
+
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from scipy.optimize import minimize
 from scipy.sparse import csr_array, diags_array
 
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
@@ -17,13 +20,14 @@ from pymc_sghmc.phases import begin_phase
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.tuning.curvature import MAX_DENSE, CountedPasses
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
-from pymc_sghmc.tuning.variational_fit import mean_field, variational_fit
+from pymc_sghmc.tuning.variational_fit import Walled, first_scales, mean_field, variational_fit
 
 if TYPE_CHECKING:
     from pymc_sghmc.hierarchy.centring import PartialCentring
 
 __all__ = ["Chosen", "Coordinates", "choose"]
 
+MOST_CLIMB = 50  # iterations of the climb without effects
 STEP = 1e-3  # prior standard deviations, of differences of gradients
 N_PAIRS = 8  # of draws ±z from the fit
 STRONG = 0.3  # share of a shared parameter's precision that rows tell with effects known alone
@@ -73,10 +77,11 @@ def choose(gradient: MinibatchGradient, centring: "PartialCentring", start: Arra
     counted = CountedPasses(gradient.passes)
     none = np.zeros_like(centring.as_written)
     centring.set_coordinates(none)
-    independent = mean_field(counted, density.from_model(start).astype(float))
+    places = list(centring.group_coefficients.values())
+    without = _without_effects(counted, density.from_model(start).astype(float), places)
+    independent = mean_field(counted, without)
     if independent is None:
         return Chosen(Coordinates(centring.as_written))
-    places = list(centring.group_coefficients.values())
     draws = _draws(independent)
     scales = np.array([centring.scales(draw) for draw in draws])
     information = _information(counted, draws, scales, places)
@@ -86,10 +91,42 @@ def choose(gradient: MinibatchGradient, centring: "PartialCentring", start: Arra
     chosen = Chosen(coordinates, shares=ratios / (1 + ratios), independent=independent)
     if start.size > MAX_DENSE:
         return chosen
+    own_without = density.to_model(without)
     centring.set_coordinates(*coordinates)
     own_start = density.from_model(start).astype(float)
-    fit = variational_fit(counted, own_start, centring.carried(independent))
+    from_there = density.from_model(own_without).astype(float)
+    fit = variational_fit(counted, from_there, centring.carried(independent))
     return chosen if fit is None else chosen._replace(start=own_start, fit=fit)
+
+
+def _without_effects(counted: CountedPasses, start: Array, places: Sequence[slice]) -> Array:
+    """Climb in what rows see while all effects z are zero; scales stay where they are.
+
+    From a start far from the data effects would take over what an intercept says, all on one side,
+    and scales that are wide enough for them: a fit hardly finds its way back from there. A start at
+    which effects aren't zero was chosen, and stays.
+    """
+    effects = np.concatenate([np.r_[place] for place in places])
+    is_shared = np.nan_to_num(counted.likelihood(start)) != 0
+    is_shared[effects] = False
+    if start[effects].any() or not is_shared.any():
+        return start
+    scales = first_scales(counted, start)[is_shared]
+    there = start.copy()
+
+    def energy(phi: Array) -> tuple[float, Array]:
+        there[is_shared] = start[is_shared] + scales * phi
+        logp, grad = counted(there, counted.subset)
+        return -logp, -scales * grad[is_shared]
+
+    phi = np.zeros_like(scales)
+    value, _ = energy(phi)
+    if not math.isfinite(value):
+        return start
+    options = {"maxiter": MOST_CLIMB, "gtol": 0.0, "ftol": 1e-2 / max(1.0, abs(value))}
+    optimum = minimize(Walled(energy), phi, jac=True, method="L-BFGS-B", options=options)
+    there[is_shared] = start[is_shared] + scales * optimum.x
+    return there
 
 
 def _conditional(

@@ -11,6 +11,7 @@ from targets import plain_gradient
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.likelihood_hessian import second_derivatives
 from pymc_sghmc.gradients.metric import Dense, Diagonal
+from pymc_sghmc.hierarchy import centring_choice
 from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
@@ -19,6 +20,7 @@ from pymc_sghmc.tuning.curvature import CountedPasses, extreme_curvatures
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.low_rank_fit import low_rank_fit
 from pymc_sghmc.tuning.posterior_fit import fit_posterior
+from pymc_sghmc.tuning.variational_fit import mean_field
 
 SIGMA = 1.0
 SIZES = np.repeat([2, 10, 50], 20)  # rows of each group
@@ -219,6 +221,43 @@ def test_groups_that_say_nothing_of_their_scale_are_hardly_centred():
     gradient, start = gradient_with_effects(groups("centred", tau=1e-3))
     centring_of(gradient.density).choose(gradient, start)
     assert centring_of(gradient.density).shares.max() < 0.5
+
+
+def counts_of_groups(intercept):
+    """Counts of six groups, five of them alone in larger ones, so that rows hardly tell them."""
+    group = np.repeat(np.arange(6), 200)
+    above = np.array([0, 1, 1, 2, 3, 4])[group]
+    rng = np.random.default_rng(0)
+    y = rng.poisson(np.exp(intercept + rng.normal(0, 0.1, 6)[group]))
+    with pm.Model() as model:
+        eta = pm.Normal("a", 0, 2)
+        for name, index in {"small": group, "large": above}.items():
+            tau = pm.HalfNormal(f"tau_{name}", 1)
+            z = pm.Normal(name, 0, 1, shape=int(index.max()) + 1)
+            eta = eta + (tau * z)[index]
+        pm.Poisson("y", pm.math.exp(eta), observed=y)
+    return model
+
+
+@pytest.mark.parametrize("intercept", [0.0, 5.0])
+def test_effects_are_found_as_soon_wherever_the_intercept_is(intercept):
+    """It isn't first taken for the mean of effects, some 400 passes from where the fit begins."""
+    model = counts_of_groups(intercept)
+    gradient, start = gradient_with_effects(model)
+    centring = centring_of(gradient.density)
+    centring.set_coordinates(np.zeros_like(centring.as_written))
+    counted = CountedPasses(gradient.passes)
+    begin = gradient.density.from_model(start).astype(float)
+    places = list(centring.group_coefficients.values())
+    begin = centring_choice._without_effects(counted, begin, places)
+    fit = mean_field(counted, begin)
+    assert counted.passes < 200
+    names = gradient.density.graph.model.parameters.places
+    rate = np.exp(fit.mean[names["a"]])
+    np.testing.assert_allclose(rate, model.rvs_to_values[model["y"]].data.mean(), rtol=0.1)
+    # a start with effects was chosen by somebody
+    begin[places[0].start] = 0.5
+    assert centring_choice._without_effects(counted, begin, places) is begin
 
 
 def test_coefficients_that_rows_know_together_are_centred_by_each_ones_own_curvature():
