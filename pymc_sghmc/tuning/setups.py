@@ -159,10 +159,18 @@ class Setups:
         for rewrite in self._gradient.density.rewrites:
             rewrite.follow(self._gradient, position)
 
-    def move(self, start: Array, max_order: int) -> bool:
+    def move(self, start: Array, max_order: int, is_exact: bool = False) -> bool:
         """Let ``start`` be the mean of the fit, unless that makes steps much shorter.
 
         The mean of draws from a posterior that is no Gaussian may lie where there are none.
+
+        Parameters
+        ----------
+        start : array of shape (d,)
+        max_order : int
+        is_exact : bool, default False
+            Whether chains take all rows. Without noise, all that a fit gives them are scales: those
+            of one that serves aren't exchanged for those of one that doesn't.
 
         Returns
         -------
@@ -180,6 +188,8 @@ class Setups:
         # where log p is all but flat, differences of gradients are rounding errors
         narrowest = (new.fit.metric.diagonal().scales / old.fit.metric.diagonal().scales).min()
         is_better = is_better and bool(narrowest > 1 / MUCH_NARROWER)
+        if is_exact and old.fit.is_mode:
+            is_better = is_better and new.fit.is_mode
         if not is_better:
             self._use(old)
             self.request = old_request

@@ -290,7 +290,8 @@ class Tuner:
             return Learnt(tuning, state)
         if n_tuned >= FIRST_MOVE and self._has_moved(tuning, mean, n_tuned):
             start = mean.astype(self.gradient.density.dtype)
-            if self.setups.move(start, _request(tuning).max_order):
+            is_exact = self.takes_all_rows(tuning)
+            if self.setups.move(start, _request(tuning).max_order, is_exact):
                 new = self._first_settings()
                 return Learnt(replace(new, n_divergences=tuning.n_divergences), None)
         return Learnt(self.revised(tuning, state.position, rng), state)

@@ -518,6 +518,26 @@ def test_a_centre_around_which_steps_would_be_far_shorter_is_not_taken(
     assert (tuner.gradients[1].anchor is anchor) == (not is_taken)
 
 
+@pytest.mark.parametrize(("batch_size", "is_taken"), [(N_ROWS, False), (100, True)])
+def test_scales_that_serve_are_not_exchanged_for_some_that_do_not(
+    batch_size, is_taken, monkeypatch
+):
+    """With minibatches they may be: control variates have less noise around the draws' mean."""
+    tuner = tuner_of(batch_size=batch_size)
+    tuning, _ = begun(tuner)
+    before = tuner.setup
+    assert before.fit.is_mode
+
+    def doubtful(*args, **kwargs):
+        made = set_up(*args, **kwargs)
+        return replace(made, fit=replace(made.fit, is_mode=False))
+
+    monkeypatch.setattr(setups, "set_up", doubtful)
+    mean = before.fit.mean + 5 * before.fit.metric.factor @ np.array([0.8, -0.6])
+    _, state = measure(tuner, tuning, 32, mean=mean)[-1]
+    assert (tuner.setup is not before) == (state is None) == is_taken
+
+
 def test_number_of_divergences_outlives_a_moved_centre():
     tuner = tuner_of()
     tuning, _ = begun(tuner)
