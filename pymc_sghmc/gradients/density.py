@@ -149,6 +149,11 @@ class Density(Protocol):
             found |= rewrite.group_coefficients
         return found
 
+    @property
+    def group_columns(self) -> list[Array]:
+        """Return the same places, in parts of which a row sees a single entry each."""
+        return [column for rewrite in self.rewrites for column in rewrite.group_columns]
+
     def condition_on(self, point: Mapping[str, Any]) -> None:
         """Hold the parameters that other steps sample at their values in ``point``."""
         # copies: in workers PyMC changes the arrays of a point in place

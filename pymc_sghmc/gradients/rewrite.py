@@ -4,6 +4,7 @@ A step compiles a `RowModel` and doesn't know how it was rewritten. What a rewri
 chain is set up, runs or is stored, it does in these methods; the default of each is to do nothing.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +44,8 @@ class Rewrite:
     group_coefficients : dict of {str: slice}
         Parameters of which a row sees the entries of its own group alone, and where they lie in a
         position.
+    group_columns : list of array
+        The same places, in parts of which a row sees a single entry each.
     linear_rows : LinearRows or None
         Rows in coordinates in which they may be linear, where the chain's are others; while there
         are graphs.
@@ -54,6 +57,7 @@ class Rewrite:
     changes_coordinates = False
     has_long_tails = False
     group_coefficients: dict[str, slice] = {}
+    group_columns: Sequence[np.ndarray] = ()
 
     def substitutions(self, position: TensorVariable) -> dict[TensorVariable, TensorVariable]:
         """Return what takes the place of variables that stand for functions of a position."""

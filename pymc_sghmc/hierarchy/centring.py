@@ -19,6 +19,7 @@ from pymc.pytensorf import join_nonshared_inputs
 from pytensor.graph.replace import clone_replace
 
 from pymc_sghmc.gradients.density import Density, LogDensity
+from pymc_sghmc.gradients.jacobians import columns_of
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.rewrite import MeanField, Rewrite
 from pymc_sghmc.gradients.row_coordinates import LinearRows
@@ -102,6 +103,8 @@ class PartialCentring(Rewrite):
     ----------
     group_coefficients : dict of {str: slice}
         Where the entries of each effect lie in a position.
+    group_columns : list of array
+        The same, by coefficient of a group.
     as_written : array
         λ of each entry with which positions are the model's own.
     weights, information, pull : array
@@ -137,6 +140,12 @@ class PartialCentring(Rewrite):
         self.group_coefficients = {
             effect.value.name: parameters.places[effect.value.name] for effect in effects
         }
+        shapes = dict(zip(parameters.names, parameters.shapes, strict=True))
+        self.group_columns = [
+            place.start + column
+            for name, place in self.group_coefficients.items()
+            for column in columns_of([shapes[name]])
+        ]
         self._factors = [parameters.places[factor.value.name] for factor in factors]
         sizes = [place.stop - place.start for place in self.group_coefficients.values()]
         self.as_written = np.repeat([effect.written for effect in effects], sizes)

@@ -4,15 +4,22 @@ The logarithm of a scale that the data say little about has a long tail on one s
 steeply on the other. Knows passes over the data, no settings.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pymc_sghmc.gradients.metric import Array
+from pymc_sghmc.gradients.metric import Array, Metric
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 
-__all__ = ["Edge", "FarOut", "GaussianityCheck", "check_gaussianity", "far_out"]
+__all__ = [
+    "Edge",
+    "FarOut",
+    "GaussianityCheck",
+    "check_gaussianity",
+    "far_out",
+    "stable_for_effects",
+]
 
 FAR = 2.0  # sds
 OFF = 0.5  # of the force that a Gaussian would have there, from which on it is none
@@ -167,6 +174,83 @@ def _within_reach(surroundings: _Surroundings, side: _Side) -> Iterator[_Place]:
         if not place.fall < EVER_REACHED:
             return
         yield place
+
+
+def stable_for_effects(
+    gradient: Callable[[Array], Array], fit: GaussianFit, metric: Metric, columns: Sequence[Array]
+) -> float:
+    """Return the largest learning rate that is stable wherever chains come along single effects.
+
+    The effect of a group with a single row of a gamma distribution, as an example, has a posterior
+    that is steep on one side, where the force back grows like an exponential. See `far_out`, which
+    goes along one parameter after the other; here all entries of a column move at once, each until
+    log p has fallen as far by what its own force does.
+
+    Parameters
+    ----------
+    gradient : callable
+        Of log p, at a position.
+    fit : GaussianFit
+    metric : Metric
+        In which chains move.
+    columns : list of array
+        Places of effects, no two of which the same row sees.
+    """
+    scales = fit.metric.diagonal().scales
+    slope = gradient(fit.mean)
+    steepest = 0.0
+    for column in columns:
+        walk = _EffectWalk(gradient, fit.mean, scales, slope, column)
+        relative = np.square(metric.diagonal().scales / scales)[column]
+        for sign in (-1.0, 1.0):
+            if walk.is_skewed(sign):
+                beyond = walk.largest_beyond(sign)  # the curvature at the mean
+                steepest = max(steepest, float((1 + relative * beyond).max()))
+    return STEADY / steepest if steepest else np.inf
+
+
+class _EffectWalk:
+    """Forces along the entries of one column, all moved to the same side, in their own scales."""
+
+    def __init__(
+        self,
+        gradient: Callable[[Array], Array],
+        mean: Array,
+        scales: Array,
+        slope: Array,
+        column: Array,
+    ) -> None:
+        self.gradient = gradient
+        self.mean = mean
+        self.column = column
+        self.scales = scales[column]
+        self.shift = np.zeros_like(mean)
+        self.shift[column] = self.scales
+        self.slope = slope[column]
+        self.curvature = self._force(1.0, STEP) / STEP
+
+    def _force(self, sign: float, distance: float) -> Array:
+        """Back to the mean, where it is none."""
+        slope = self.gradient(self.mean + sign * distance * self.shift)[self.column]
+        return sign * self.scales * (self.slope - slope)
+
+    def is_skewed(self, sign: float) -> bool:
+        """Whether some force far out isn't what the curvature at the mean promises."""
+        as_gaussian = FAR * np.maximum(self.curvature, np.finfo(float).tiny)
+        return not bool((np.abs(self._force(sign, FAR) / as_gaussian - 1) <= OFF).all())
+
+    def largest_beyond(self, sign: float) -> Array:
+        """Return the largest curvature where chains come once in a run, beyond that at the mean."""
+        before = fall = largest = np.zeros(self.column.size)
+        for distance in np.arange(STRIDE, FARTHEST, STRIDE):
+            force = self._force(sign, float(distance))
+            fall = fall + STRIDE * (before + force) / 2
+            curvature = np.where(fall < EVER_REACHED, (force - before) / STRIDE, 0.0)
+            largest = np.fmax(largest, curvature - self.curvature)
+            if not (fall < EVER_REACHED).any():
+                break
+            before = force
+        return largest
 
 
 def _largest_step(places: Sequence[_Place]) -> float:

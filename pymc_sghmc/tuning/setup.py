@@ -36,7 +36,7 @@ from pymc_sghmc.tuning.curvature import (
     extreme_curvatures,
 )
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
-from pymc_sghmc.tuning.gaussianity import FarOut, check_gaussianity, far_out
+from pymc_sghmc.tuning.gaussianity import FarOut, check_gaussianity, far_out, stable_for_effects
 from pymc_sghmc.tuning.noise_around import (
     N_SIGNED,
     SecondOrderNoise,
@@ -358,7 +358,7 @@ def _curvature(passes: Passes, fit: GaussianFit, metric: Metric) -> Curvature:
 
 
 def _far_limit(passes: Passes, fit: GaussianFit, metric: Metric) -> float:
-    """One over the largest curvature at most points as far out as chains often are.
+    """Largest learning rate where chains often are, and along single effects wherever they come.
 
     A scale and its effects make a funnel, in the neck of which the curvature is many times that at
     the mean.
@@ -367,7 +367,9 @@ def _far_limit(passes: Passes, fit: GaussianFit, metric: Metric) -> float:
     counted = CountedPasses(passes)
     curvatures = [extreme_curvatures(counted, x, metric, only_largest=True).largest for x in points]
     finite = [curvature for curvature in curvatures if math.isfinite(curvature)]
-    return float(1 / np.quantile(finite, MOST_POINTS)) if finite else np.inf
+    limit = float(1 / np.quantile(finite, MOST_POINTS)) if finite else np.inf
+    columns = passes.density.group_columns
+    return min(limit, stable_for_effects(counted.gradient(counted.subset), fit, metric, columns))
 
 
 def _points_far_out(fit: GaussianFit, effects: Iterable[slice]) -> list[Array]:

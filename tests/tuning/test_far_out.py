@@ -13,7 +13,7 @@ from scipy.stats import truncnorm
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.metric import Diagonal
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
-from pymc_sghmc.tuning.gaussianity import EVER_REACHED, STEADY, far_out
+from pymc_sghmc.tuning.gaussianity import EVER_REACHED, STEADY, STRIDE, far_out, stable_for_effects
 
 
 class LogOfGamma:
@@ -52,6 +52,25 @@ def test_a_posterior_that_is_near_a_gaussian_has_no_edges():
     posterior = LogOfGamma(100.0)
     assert far_out(posterior, posterior.fit(), [0, 1]).edges == []
     assert far_out(posterior, posterior.fit(), []) == (np.inf, [])
+
+
+def effects_limit(k):
+    """Limit for effects with such densities of the logarithms of Gamma(k, k) variables."""
+    mean = np.zeros(k.size)
+    fit = GaussianFit(mean=mean, metric=Diagonal(k**-0.5), is_mode=True, passes=0)
+    columns = [np.arange(k.size)]
+    return stable_for_effects(lambda x: k * (1 - np.exp(x)), fit, fit.metric, columns)
+
+
+@pytest.mark.parametrize("k", [1.0, 2.0, 4.0])
+def test_steps_are_stable_wherever_a_single_effect_is_skewed(k):
+    """Of hundreds that are moved together, as far as the one that is skewed comes."""
+    sd = k**-0.5
+    places = np.arange(0.0, 8.0, STRIDE) * sd
+    reached = places[k * (np.exp(places) - 1 - places) < EVER_REACHED]
+    found = effects_limit(np.r_[k, np.full(300, 100.0)])
+    assert STEADY / np.exp(reached[-1]) <= found <= STEADY / np.exp(reached[-2])
+    assert effects_limit(np.full(300, 100.0)) == np.inf
 
 
 def poisson_counts_as_negative_binomial():
