@@ -194,7 +194,8 @@ def loo(
         f"them at {draws.n:,} draws. The log-likelihoods of all rows, which aren't stored, would "
         f"have {8e-9 * rows.n_rows * draws.n:,.3g} GB."
     )
-    candidates = _positions(rows.n_rows, most_rows, random_seed)
+    rng = np.random.default_rng(random_seed)
+    candidates = rng.choice(rows.n_rows, size=most_rows, replace=False)  # the first m are a sample
     passed = _read(rows, draws.mean, candidates, keeps_all=pointwise)
     sample = _PsisSample(rows, draws.values, passed, reff)
     estimate = sample.estimate(sample_size)
@@ -203,7 +204,7 @@ def loo(
         size = min(most_rows, math.ceil(MARGIN * wanted))
         estimate = sample.estimate(size)
     _warn_of_error(estimate, target_error)
-    return _result(estimate, sample, passed, candidates, draws.n, pointwise, name)
+    return _result(estimate, sample, passed, candidates, draws.n, name)
 
 
 @dataclass(frozen=True)
@@ -389,12 +390,6 @@ def _relative_efficiency(draws: _Draws, model: Model) -> float:
     return float(ess.mean() / (n_chains * n_draws)) if ess.size else 1.0
 
 
-def _positions(n_rows: int, count: int, random_seed: int) -> Array:
-    """Return positions of rows in random order, of which the first m are a sample of any m."""
-    rng = np.random.default_rng(random_seed)
-    return rng.choice(n_rows, size=count, replace=False)
-
-
 def _read(
     rows: RowLogLikelihood, mean: Sequence[Array], candidates: Array, keeps_all: bool
 ) -> _Passed:
@@ -555,7 +550,6 @@ def _result(
     passed: _Passed,
     candidates: Array,
     n_draws: int,
-    pointwise: bool,
     name: str,
 ) -> Any:
     """Return the estimate as ArviZ's object, and warn of large Pareto k as ArviZ does."""

@@ -33,6 +33,9 @@ __all__ = [
 
 DAMPING = 0.2  # least sᵀy over its prediction sᵀC⁻¹s: a pair widens C fivefold at most
 SMALLEST_COSINE = 0.01  # between s and y, in coordinates in which B is 1
+# of gradients that are differenced, in units of σ: so short that the curvature hardly changes along
+# it, and long enough for round-off not to matter
+STEP = 1e-3
 PRIOR_DRAWS = 5  # weight of the present estimate in multisecant
 MAX_EXACT = 200  # size of a matrix up to which all eigenvalues are computed
 
@@ -139,17 +142,15 @@ def diagonal(scale: Array) -> LowRank:
     return LowRank(scale, np.empty((scale.size, 0)), np.empty(0))
 
 
-def guarded(
-    inverse_hessian: Matrix, s: Array, y: Array, damping: float = DAMPING
-) -> CurvaturePair | None:
+def guarded(inverse_hessian: Matrix, s: Array, y: Array) -> CurvaturePair | None:
     r"""Check a curvature pair before it enters an estimate: return the pair to use, or None.
 
     - sᵀy ≤ 0: the log-density is not concave between the two points, and no positive definite B has
       B y = s. The pair is skipped.
-    - 0 < sᵀy < ``damping`` · sᵀC⁻¹s: by this pair the present C is far too narrow along s. In heavy
+    - 0 < sᵀy < ``DAMPING`` · sᵀC⁻¹s: by this pair the present C is far too narrow along s. In heavy
       tails and near points of inflection such pairs keep coming. y is mixed with C⁻¹s until
       equality (Powell's damping; Nocedal & Wright 2006, procedure 18.2), so that C widens by
-      1/``damping`` at most.
+      1/``DAMPING`` at most.
     - s and y are nearly orthogonal in coordinates in which C is 1: the update would widen B by up
       to one over the squared cosine along s. The pair is skipped, as is one that is not finite.
     """
@@ -158,7 +159,7 @@ def guarded(
     square = (s @ predicted) * (y @ inverse_hessian.product(y))
     if not (math.isfinite(square) and sy > SMALLEST_COSINE * math.sqrt(max(square, 0.0))):
         return None
-    least = damping * (s @ predicted)
+    least = DAMPING * (s @ predicted)
     if sy < least:
         share = (s @ predicted - least) / (s @ predicted - sy)
         y = share * y + (1 - share) * predicted
@@ -234,11 +235,7 @@ def multisecant(inverse_hessian: Dense, positions: Array, gradients: Array) -> D
 
 
 def of_largest_curvatures(
-    gradient: Callable[[Array], Array],
-    centre: Array,
-    variances: Array,
-    memory: int,
-    step: float = 1e-3,
+    gradient: Callable[[Array], Array], centre: Array, variances: Array, memory: int
 ) -> LowRank:
     r"""Diagonal B₀ and the ``memory`` directions of largest curvature relative to it.
 
@@ -256,9 +253,6 @@ def of_largest_curvatures(
         A typical point of the posterior, and B₀ = diag(σ²).
     memory : int
         Number of directions m.
-    step : float, default 1e-3
-        Length of s in units of σ: so short that the curvature hardly changes along it, and long
-        enough for round-off not to matter.
     """
     scale = np.sqrt(variances)
     d = centre.size
@@ -267,7 +261,7 @@ def of_largest_curvatures(
     here = gradient(centre)
 
     def product(v: Array) -> Array:
-        return scale * (here - gradient(centre + step * scale * v)) / step
+        return scale * (here - gradient(centre + STEP * scale * v)) / STEP
 
     operator = LinearOperator((d, d), matvec=product, dtype=float)
     start = np.random.default_rng(0).standard_normal(d)

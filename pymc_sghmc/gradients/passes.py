@@ -84,11 +84,9 @@ class Passes:
         """Log-density and gradient of all but the likelihoods that are cut into minibatches."""
         return _weighted(self.density, position, 1.0, self.data.part(None, None), None)
 
-    def of_rows(
-        self, position: Array, group: int, rows: Array, weight: float = 1.0
-    ) -> tuple[Array, Array]:
+    def of_rows(self, position: Array, group: int, rows: Array) -> tuple[Array, Array]:
         """Log-likelihood and gradient of some rows at hand of a group."""
-        return _weighted(self.density, position, 0.0, self.data.part(group, rows), (group, weight))
+        return _weighted(self.density, position, 0.0, self.data.part(group, rows), (group, 1.0))
 
     def first_row_not_finite(self, position: Array) -> int | None:
         """Return the number of the first row at hand whose log-likelihood isn't finite, if any."""

@@ -53,8 +53,6 @@ class RowLogLikelihood:
         Number of rows of the data as runs report it.
     row_bytes : int
         Size of a row.
-    threads : int or None
-        That may evaluate blocks.
     """
 
     def __init__(

@@ -82,7 +82,6 @@ def row_terms(
     variables: Sequence[TensorVariable],
     batches: Sequence[Sequence[TensorVariable]],
     point: Mapping[str, Any],
-    check_bounds: bool = True,
 ) -> RowTerms | None:
     """Cut log-likelihoods where a row depends on few numbers.
 
@@ -96,9 +95,6 @@ def row_terms(
         Of each group, the inputs that hold its data, rows first.
     point : dict
         Values of the unknowns by name; their shapes count.
-    check_bounds : bool, default True
-        As of `pm.Model`: keep PyMC's checks of parameters in the log-likelihood. They cost a pass
-        over the batch, as ℓ can't be computed together with c then.
 
     Returns
     -------
@@ -109,14 +105,13 @@ def row_terms(
     found = row_cuts(log_likelihoods, variables, batches, point)
     if found is None:
         return None
-    unchecked, cuts = found
-    lls = log_likelihoods if check_bounds else unchecked
+    _, cuts = found
     terms = [
         pt.concatenate(
             [ll[:, None], *(cut.cotangent.reshape((ll.shape[0], cut.size)) for cut in group)],
             axis=1,
         )
-        for ll, group in zip(lls, cuts, strict=True)
+        for ll, group in zip(log_likelihoods, cuts, strict=True)
     ]
     return RowTerms(terms, list(variables), cuts)
 

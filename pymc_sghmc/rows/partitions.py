@@ -122,12 +122,6 @@ class PartitionTask:
         _Pickler(file, self._functions).dump((function, arguments))
         self._of_function = file.getvalue()
 
-    @property
-    def n_bytes(self) -> int:
-        """Size of what each process gets."""
-        compiled = sum(map(len, self._functions.values()))
-        return len(self._of_rows) + len(self._of_function) + compiled
-
     def __call__(self, block: Any, number: int, start: int) -> "PartitionSum | Refusal":
         """Return what the function says of a block, the rows of a partition from ``start`` on."""
         source, names, pool = pickle.loads(self._of_rows)

@@ -241,22 +241,21 @@ def test_guard_returns_a_good_pair_unchanged(y_over_s, cosine):
     assert all(a is b for a, b in zip(guarded(C4, s, y), (s, y), strict=True))
 
 
-@pytest.mark.parametrize("damping", [DAMPING, 0.5])
 @pytest.mark.parametrize(
     ("y_over_s", "cosine"), [(0.19, 1.0), (1e-9, 1.0), (0.1, 0.5), (1.0, 0.02)]
 )
-def test_guard_damps_to_equality_and_bounds_how_far_c_widens(y_over_s, cosine, damping):
+def test_guard_damps_to_equality_and_bounds_how_far_c_widens(y_over_s, cosine):
     s, y = pair_at(C4, ALONG, y_over_s, cosine)
     predicted = C4.inverse_product(s)
-    kept, damped = guarded(C4, s, y, damping)
+    kept, damped = guarded(C4, s, y)
     assert kept is s
-    assert s @ damped == pytest.approx(damping * s @ predicted, rel=1e-10)
+    assert s @ damped == pytest.approx(DAMPING * s @ predicted, rel=1e-10)
     shares = np.linalg.lstsq(np.column_stack([y, predicted]), damped, rcond=1e-14)[0]
     assert_close(np.column_stack([y, predicted]) @ shares, damped)
     B = bfgs(C4.matrix, s, damped)
-    assert s @ np.linalg.solve(B, s) == pytest.approx(damping * s @ predicted, rel=1e-8)
+    assert s @ np.linalg.solve(B, s) == pytest.approx(DAMPING * s @ predicted, rel=1e-8)
     if cosine == 1:  # B is C but along s
-        np.testing.assert_allclose(eigvalsh(B, C4.matrix), [1, 1, 1, 1 / damping], rtol=1e-8)
+        np.testing.assert_allclose(eigvalsh(B, C4.matrix), [1, 1, 1, 1 / DAMPING], rtol=1e-8)
 
 
 def heavy_tailed(n, d):

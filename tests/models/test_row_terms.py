@@ -304,7 +304,7 @@ REFUSED = [shrunk, bounded_coefficients, network, wide, correlated, wide_factors
 class Setup:
     """A model's terms of rows, and both ways to the difference, compiled."""
 
-    def __init__(self, build, variables=None, **kwargs):
+    def __init__(self, build, variables=None):
         with pm.Model() as model:
             build()
         self.point = point = model.initial_point()
@@ -316,7 +316,7 @@ class Setup:
         self.batches = [group.batches for group in groups]
         self.arrays = [[array_of(source) for source in group.full_data] for group in groups]
         self.n_rows = [group.n_rows for group in groups]
-        self.rows = row_terms(self.likelihoods, self.variables, self.batches, point, **kwargs)
+        self.rows = row_terms(self.likelihoods, self.variables, self.batches, point)
 
     def compile(self, **kwargs):
         kwargs = {**FAST, **kwargs}
@@ -445,18 +445,17 @@ def test_difference_takes_the_products_of_one_gradient(build):
     assert products_with_data(setup.remembered) == 2
 
 
-def test_checks_of_parameters_are_kept_unless_unwanted():
+def test_checks_of_parameters_are_kept():
     def unbounded():
         normal(X @ b(), b("sigma", ()))
 
-    for kept in (True, False):
-        setup = Setup(unbounded, check_bounds=kept).compile()
-        theta, _ = setup.positions(np.random.default_rng(5))
-        theta["sigma"][...] = -1.0
-        [terms] = setup.terms(*theta.values(), *setup.data([np.arange(N)]))
-        assert np.isneginf(terms[:, 0]).all() == kept
-        theta["sigma"][...] = setup.point["sigma"][...] = 2.0
-        setup.check(np.random.default_rng(5), 1e-10)
+    setup = Setup(unbounded).compile()
+    theta, _ = setup.positions(np.random.default_rng(5))
+    theta["sigma"][...] = -1.0
+    [terms] = setup.terms(*theta.values(), *setup.data([np.arange(N)]))
+    assert np.isneginf(terms[:, 0]).all()
+    theta["sigma"][...] = setup.point["sigma"][...] = 2.0
+    setup.check(np.random.default_rng(5), 1e-10)
 
 
 # --- What isn't cut
