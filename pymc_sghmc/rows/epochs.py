@@ -6,13 +6,11 @@ rows, no gradients.
 
 import math
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from pymc_sghmc.protocols import Array
-from pymc_sghmc.rows.data import InMemory, Minibatch, Minibatches
-from pymc_sghmc.rows.orders import Place
+from pymc_sghmc.rows.data import Minibatches
+from pymc_sghmc.rows.orders import Even, Place
 
 __all__ = ["Epochs", "epoch_rows"]
 
@@ -23,7 +21,7 @@ CHUNK = 2**13  # rows computed at a time, in the processor's cache
 GOLDEN = 0x9E3779B97F4A7C15  # odd, so that multiples of it never repeat
 
 
-class Epochs:
+class Epochs(Even):
     """Rows are drawn without replacement, in a new order in each epoch.
 
     Where the batch size doesn't divide the number of rows, a minibatch holds the last rows of one
@@ -35,16 +33,6 @@ class Epochs:
     data : InMemory
     """
 
-    independent = False
-
-    def __init__(self, data: InMemory) -> None:
-        self.data = data
-
-    @property
-    def sizes(self) -> list[int]:
-        """Number of rows that minibatches are drawn from, of each group."""
-        return self.data.n_rows
-
     def draw(self, rng: np.random.Generator, place: Place, k: int) -> tuple[Minibatches, Place]:
         """Draw the next ``k`` minibatches."""
         seed, t = place or (int(rng.integers(2**63)), 0)
@@ -55,14 +43,6 @@ class Epochs:
             if data.whole[i] is None
         ]
         return Minibatches(tuple(drawn), data.whole, data.resident), (seed, t + k)
-
-    def probe(self, rng: np.random.Generator) -> Minibatch:
-        """Draw a minibatch with replacement, which isn't counted."""
-        return self.data.evenly(rng, 1).one(0)
-
-    def weights(self, rows: Sequence[Array]) -> tuple[Array, ...]:
-        """Weights of the rows of a minibatch, by group."""
-        return self.data.uniform_weights(rows)
 
 
 def epoch_rows(n_rows: int, start: int, count: int, seed: int) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch, Minibatches
 
-__all__ = ["ByLeverage", "Order", "Place", "WithReplacement", "type_of_row_numbers"]
+__all__ = ["ByLeverage", "Even", "Order", "Place", "WithReplacement", "type_of_row_numbers"]
 
 Place = tuple[int, int] | None  # of a chain: its seed and how many minibatches it has drawn
 
@@ -38,7 +38,34 @@ class Order(Protocol):
         """Weights of the rows of a minibatch, by group."""
 
 
-class WithReplacement:
+class Even:
+    """An order in which each row comes up as often as any other.
+
+    Parameters
+    ----------
+    data : InMemory
+    """
+
+    independent = False
+
+    def __init__(self, data: InMemory) -> None:
+        self.data = data
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of rows that minibatches are drawn from, of each group."""
+        return self.data.n_rows
+
+    def probe(self, rng: np.random.Generator) -> Minibatch:
+        """Draw rows at hand with replacement, which aren't counted."""
+        return self.data.evenly(rng, 1).one(0)
+
+    def weights(self, rows: Sequence[Array]) -> tuple[Array, ...]:
+        """Weights of the rows of a minibatch, by group."""
+        return self.data.uniform_weights(rows)
+
+
+class WithReplacement(Even):
     """Each row is drawn evenly and independently of all others.
 
     Parameters
@@ -46,10 +73,7 @@ class WithReplacement:
     data : InMemory
     """
 
-    independent = True  # a row may come up again before all others have
-
-    def __init__(self, data: InMemory) -> None:
-        self.data = data
+    independent = True
 
     @property
     def sizes(self) -> list[int]:
@@ -59,14 +83,6 @@ class WithReplacement:
     def draw(self, rng: np.random.Generator, place: Place, k: int) -> tuple[Minibatches, Place]:
         """Draw ``k`` minibatches."""
         return self.data.evenly(rng, k), place
-
-    def probe(self, rng: np.random.Generator) -> Minibatch:
-        """Draw a minibatch that no step of a chain is made of."""
-        return self.data.evenly(rng, 1).one(0)
-
-    def weights(self, rows: Sequence[Array]) -> tuple[Array, ...]:
-        """Weights of the rows of a minibatch, by group."""
-        return self.data.uniform_weights(rows)
 
 
 class ByLeverage:

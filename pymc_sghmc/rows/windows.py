@@ -17,7 +17,7 @@ from pymc_sghmc.models.contract import Group
 from pymc_sghmc.models.graphs import odd_values
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch, Minibatches, PoolPlan
-from pymc_sghmc.rows.orders import Place
+from pymc_sghmc.rows.orders import Even, Place
 from pymc_sghmc.rows.reading import ReadAhead, Reader
 from pymc_sghmc.rows.sources import Source
 
@@ -203,7 +203,7 @@ class Streamed(InMemory):
         return {**super().__getstate__(), "_window": None, "_ahead": None}
 
 
-class Windows:
+class Windows(Even):
     """Minibatches of a stream: of one window after another, each in an order of its own.
 
     The place of a chain is its seed and how many minibatches it has drawn.
@@ -213,15 +213,7 @@ class Windows:
     data : Streamed
     """
 
-    independent = False
-
-    def __init__(self, data: Streamed) -> None:
-        self.data = data
-
-    @property
-    def sizes(self) -> list[int]:
-        """Number of rows that minibatches are drawn from, of each group."""
-        return self.data.n_rows
+    data: Streamed
 
     def draw(self, rng: np.random.Generator, place: Place, k: int) -> tuple[Minibatches, Place]:
         """Draw the next ``k`` minibatches, or fewer: those that are left in the window."""
@@ -230,11 +222,3 @@ class Windows:
         arrays, order = self.data.window(seed, number)
         rows = order[i : i + k]
         return Minibatches((rows,), (None,), arrays), (seed, t + len(rows))
-
-    def probe(self, rng: np.random.Generator) -> Minibatch:
-        """Draw rows of the pilot, with replacement."""
-        return self.data.evenly(rng, 1).one(0)
-
-    def weights(self, rows: Sequence[Array]) -> tuple[Array, ...]:
-        """Weights of the rows of a minibatch, by group."""
-        return self.data.uniform_weights(rows)
