@@ -5,11 +5,6 @@ and neither is kept. Elsewhere gradients at pairs of positions are differenced. 
 passes over rows; no fit and no sampler.
 """
 
-import math
-
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 
 from pymc_sghmc.gradients.density import LogDensity
@@ -18,7 +13,8 @@ from pymc_sghmc.gradients.likelihood_hessian import (
     SecondDerivatives,
     second_derivatives,
 )
-from pymc_sghmc.gradients.passes import Passes, Rows, by_row
+from pymc_sghmc.gradients.passes import Passes
+from pymc_sghmc.gradients.row_inputs import ChunkInputs, Rows, in_parts, with_inputs
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.threads import in_order
 
@@ -26,8 +22,6 @@ __all__ = ["hessian_of_all_rows", "hessian_times"]
 
 STEP = 1e-3  # of differences of gradients on either side, in standard deviations
 SINGLE_STEP = 3e-2  # of gradients in single precision
-
-Block = tuple[int, float, tuple[Any, ...]]  # group, weight of its rows, what functions take
 
 
 def hessian_of_all_rows(passes: Passes, position: Array, factor: Array) -> Array:
@@ -64,29 +58,23 @@ def _of_likelihood(
 def _summed(data: Rows, density: LogDensity, second: SecondDerivatives, theta: Array) -> Array:
     """Return the Hessian of −log-likelihood of some rows; NaN where J can't be found."""
 
-    def of_block(block: Block) -> Array:
-        group, weight, inputs = block
-        J = second.jacobian(density, group, inputs)
+    def of_block(block: ChunkInputs) -> Array:
+        chunk, inputs = block
+        k = chunk.group
+        J = second.jacobian(density, k, inputs)
         if J is None:
             return np.full((density.d, density.d), np.nan)
-        upper = np.asarray(second.second(theta, *inputs)[group], dtype=float)
-        hessian = J.hessian(-weight * second.quadratics[group].symmetric(upper))
+        upper = np.asarray(second.second(theta, *inputs)[k], dtype=float)
+        hessian = J.hessian(-chunk.weight * second.quadratics[k].symmetric(upper))
         return np.asarray(hessian.todense() if J.is_sparse else hessian)
 
     total = np.zeros((density.d, density.d))
-    for hessian in in_order(of_block, _blocks(data, density), data.threads):
+    blocks = with_inputs(density, data, in_parts(data.chunks(), BLOCK_ROWS))
+    for hessian in in_order(of_block, blocks, data.threads):
         total += hessian
         if not np.isfinite(total).all():
             break
     return total
-
-
-def _blocks(data: Rows, density: LogDensity) -> Iterator[Block]:
-    """Yield all rows in blocks for which J is found at a time."""
-    for chunk, inputs in by_row(density, data):
-        for rows in np.array_split(chunk.rows, math.ceil(chunk.rows.size / BLOCK_ROWS)):
-            numbers = data.part(chunk.group, rows).rows
-            yield chunk.group, chunk.weight, (*numbers, *inputs[len(numbers) :])
 
 
 def _by_differences(passes: Passes, position: Array, factor: Array, of_prior: bool) -> Array:

@@ -3,8 +3,6 @@
 Knows densities and rows, no minibatches of a chain.
 """
 
-import math
-
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +16,7 @@ from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.likelihood_hessian import SecondDerivatives
 from pymc_sghmc.gradients.metric import Metric
-from pymc_sghmc.gradients.passes import Rows
+from pymc_sghmc.gradients.row_inputs import ChunkInputs, Rows, in_parts, with_inputs
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import Chunk, InMemory
 from pymc_sghmc.rows.orders import ByLeverage
@@ -173,16 +171,16 @@ def _summed(data: Rows, around: _Around, scale: float | None, least: float) -> _
     blocks = _blocks(gradient, data, data.chunks())
     with np.errstate(all="ignore"):
         for found in in_order(partial(_expanded, around), blocks, data.threads):
-            block = found.block
-            logp += block.weight * found.logp
-            slope += block.weight * found.slope
-            hessian = hessian + block.weight * found.hessian
+            chunk = found.chunk
+            logp += chunk.weight * found.logp
+            slope += chunk.weight * found.slope
+            hessian = hessian + chunk.weight * found.hessian
             n_passes = found.n_passes
             if isinstance(kept, PoolDraw):
-                kept.add(block.arrays, block.rows, found.leverages)
+                kept.add(chunk.arrays, chunk.rows, found.leverages)
             else:
-                kept.leverages[block.group][block.rows] = found.leverages
-                kept.tables[block.group][block.rows] = found.table
+                kept.leverages[chunk.group][chunk.rows] = found.leverages
+                kept.tables[chunk.group][chunk.rows] = found.table
     return _Sums(logp, slope, hessian, kept, n_passes)
 
 
@@ -203,7 +201,7 @@ def _from_pool(around: _Around, data: InMemory, draw: PoolDraw) -> tuple[ByLever
     with np.errstate(all="ignore"):
         blocks = _blocks(gradient, data, order.chunks())
         for found in in_order(partial(_expanded, around), blocks):
-            table[found.block.rows] = found.table
+            table[found.chunk.rows] = found.table
     return order, [table]
 
 
@@ -217,7 +215,7 @@ def _empty_tables(gradient: "SecondOrder", n_rows: Sequence[int]) -> list[Array]
 class _Expanded(NamedTuple):
     """What a block of rows adds to an expansion."""
 
-    block: "_Block"
+    chunk: Chunk
     logp: float
     slope: Array
     hessian: Any
@@ -226,10 +224,11 @@ class _Expanded(NamedTuple):
     n_passes: float  # that their Jacobian took
 
 
-def _expanded(around: _Around, block: "_Block") -> _Expanded:
+def _expanded(around: _Around, block: ChunkInputs) -> _Expanded:
     """See `expand`."""
     gradient, theta, probes, by_position, metric = around
-    k, inputs = block.group, block.inputs
+    chunk, inputs = block
+    k = chunk.group
     q = gradient.quadratics[k]
     first = gradient.first(np.stack([theta, *probes]), k, *inputs)
     C = q.symmetric(gradient.second(theta, *inputs)[k].astype(float))
@@ -243,7 +242,7 @@ def _expanded(around: _Around, block: "_Block") -> _Expanded:
     b = c - np.einsum("nab,nb->na", C, zeta)
     a = log_likelihood - 0.5 * ((b + c) * zeta).sum(axis=1)
     return _Expanded(
-        block=block,
+        chunk=chunk,
         logp=float(log_likelihood.sum()),
         slope=J.total(c),
         hessian=J.hessian(C),
@@ -276,12 +275,10 @@ def fits(derivatives: SecondDerivatives, density: LogDensity, data: InMemory) ->
 
 def _first_misfit(data: Rows, derivatives: SecondDerivatives, density: LogDensity) -> int:
     """Return 1 where derivatives of some rows can't be found or aren't few, else 0."""
-    for chunk in data.chunks():
-        for rows in np.array_split(chunk.rows, math.ceil(chunk.rows.size / FITTED_ROWS)):
-            inputs = (*data.part(chunk.group, rows).rows, *chunk.arrays, *density.given)
-            found = derivatives.jacobian(density, chunk.group, inputs)
-            if found is None or not found.is_sparse:
-                return 1
+    for chunk, inputs in with_inputs(density, data, in_parts(data.chunks(), FITTED_ROWS)):
+        found = derivatives.jacobian(density, chunk.group, inputs)
+        if found is None or not found.is_sparse:
+            return 1
     return 0
 
 
@@ -298,14 +295,15 @@ def is_right(gradient: "SecondOrder", centre: Array, metric: Metric) -> bool:
     by_position = [gradient.derivatives_seen(point) for point in points]
     at_hand = gradient.data.n_at_hand
     few = [np.linspace(0, n - 1, min(CHECKED_ROWS, n)).astype(int) for n in at_hand]
-    for rows, inputs, k, *_ in _blocks(gradient, gradient.data, gradient.data.chunks(few)):
+    for chunk, inputs in _blocks(gradient, gradient.data, gradient.data.chunks(few)):
+        k = chunk.group
         by_theta = gradient.jacobian(k, inputs)
         first = gradient.first(thetas, k, *inputs)
         for point, c, T in zip(points, first.c, by_position, strict=True):
             J = by_theta.after(T)
             spread = J.spread(metric)
             found = metric.pull_back(J.total(c))
-            expected = metric.pull_back(gradient.passes.of_rows(point, k, rows)[1])
+            expected = metric.pull_back(gradient.passes.of_rows(point, k, chunk.rows)[1])
             scale = np.sqrt(np.einsum("naa,na->", spread, np.square(c)))
             if not np.linalg.norm(found - expected) <= tolerance * scale:
                 return not np.isfinite(expected).all()  # then there is nothing to compare
@@ -347,8 +345,10 @@ def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metr
             for n, rows in zip(anchor.order.sizes, some, strict=True)
         ]
 
-    def of_block(block: _Block) -> tuple[int, list[Array], list[Array]]:
-        rows, inputs, k, *_ = block
+    def of_block(block: ChunkInputs) -> tuple[int, list[Array], list[Array]]:
+        chunk, inputs = block
+        k = chunk.group
+        rows = chunk.rows
         q = gradient.quadratics[k]
         table = anchor.tables[k][rows].astype(float)
         C = q.symmetric(table[:, 1 + q.m :])
@@ -375,27 +375,16 @@ def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metr
     return squares - np.square(sums)
 
 
-class _Block(NamedTuple):
-    """Rows of one group, few enough for their Jacobians."""
-
-    rows: Array  # their numbers
-    inputs: tuple[Any, ...]  # what functions of them take
-    group: int
-    arrays: tuple[Array, ...]  # whose rows they are
-    weight: float  # of each
-
-
-def _blocks(gradient: "SecondOrder", data: Rows, chunks: Iterable[Chunk]) -> Iterator[_Block]:
-    """Cut chunks of rows into blocks."""
+def _blocks(gradient: "SecondOrder", data: Rows, chunks: Iterable[Chunk]) -> Iterator[ChunkInputs]:
+    """Cut chunks of rows into blocks, each small enough for its Jacobians."""
     d = gradient.density.d
-    for chunk in chunks:
-        m = gradient.quadratics[chunk.group].m
-        n = max(16, BLOCK_BYTES // (8 * m * (d + PER_ROW)))
-        for start in range(0, chunk.rows.size, n):
-            rows = chunk.rows[start : start + n]
-            numbers = data.part(chunk.group, rows).rows
-            inputs = (*numbers, *chunk.arrays, *gradient.density.given)
-            yield _Block(rows, inputs, chunk.group, chunk.arrays, chunk.weight)
+    most_rows = [max(16, BLOCK_BYTES // (8 * q.m * (d + PER_ROW))) for q in gradient.quadratics]
+    blocks = (
+        chunk._replace(rows=chunk.rows[start : start + most_rows[chunk.group]])
+        for chunk in chunks
+        for start in range(0, chunk.rows.size, most_rows[chunk.group])
+    )
+    return with_inputs(gradient.density, data, blocks)
 
 
 def _changes(values: Array) -> Array:

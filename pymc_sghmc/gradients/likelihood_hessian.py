@@ -9,7 +9,6 @@ they are taken by differences of a gradient, at many positions in one call. Know
 rows, no samplers and no fit.
 """
 
-import math
 import operator
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,19 +25,18 @@ from pymc_sghmc.gradients.at_positions import at_positions
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.jacobians import Jacobian, jacobian
 from pymc_sghmc.gradients.row_coordinates import RowCoordinates
+from pymc_sghmc.gradients.row_inputs import ChunkInputs, RowFunction, in_parts, with_inputs
 from pymc_sghmc.models.row_slopes import Quadratics, RowSlopes, row_slopes
 from pymc_sghmc.protocols import Array
-from pymc_sghmc.rows.data import InMemory
+from pymc_sghmc.rows.data import Chunk, InMemory
 from pymc_sghmc.threads import in_order
 
-__all__ = ["LikelihoodHessian", "RowFunction", "SecondDerivatives", "second_derivatives"]
+__all__ = ["LikelihoodHessian", "SecondDerivatives", "second_derivatives"]
 
 MOST_BYTES = 2**28  # of J, kept while a fit is made
 BLOCK_ROWS = 10_000  # for which J is found at a time
 STEP = 1e-3  # of differences of gradients without rows, in posterior standard deviations
 BLOCK_POSITIONS = 2**21  # numbers in the positions at which these are taken at a time
-
-RowFunction = Callable[..., Sequence[Array]]  # compiled: an array for each group of rows
 
 
 class FirstOrder(NamedTuple):
@@ -185,15 +183,6 @@ def _gradient_without_rows(
     return at_positions(density, [of_prior + of_rows], [graph.position, g], [])
 
 
-class _Block(NamedTuple):
-    """Some rows of a group, and what their functions take."""
-
-    group: int
-    rows: Array
-    weight: float  # N over the number of rows that stand for them
-    inputs: tuple[Any, ...]
-
-
 class LikelihoodHessian:
     """Hessians of −log p on a subset of the rows, from derivatives J that are found once.
 
@@ -324,14 +313,14 @@ class LikelihoodHessian:
             for rows, q in zip(self._subset, self._second.quadratics, strict=True)
         ]
 
-        def upper_triangles(theta: Array, block: _Block) -> Array:
-            return self._second.second(theta, *block.inputs)[block.group].astype(float)
+        def upper_triangles(theta: Array, block: ChunkInputs) -> Array:
+            return self._second.second(theta, *block.inputs)[block.chunk.group].astype(float)
 
-        for _, block, upper in self._by_block(upper_triangles, points, shares):
-            k = block.group
+        for _, chunk, upper in self._by_chunk(upper_triangles, points, shares):
+            k = chunk.group
             C = self._second.quadratics[k].symmetric(upper)
-            places = np.searchsorted(self._subset[k], block.rows)
-            curvatures[k][places] -= (block.weight / len(points)) * C
+            places = np.searchsorted(self._subset[k], chunk.rows)
+            curvatures[k][places] -= (chunk.weight / len(points)) * C
         return curvatures
 
     def _slopes(self, points: Sequence[Array], shares: Sequence[Sequence[Array]]) -> list[Array]:
@@ -343,29 +332,29 @@ class LikelihoodHessian:
         if self._second.coordinates.are_own:
             return slopes
 
-        def cotangents(theta: Array, block: _Block) -> Array:
-            return self._second.first(theta[None], block.group, *block.inputs).c[0]
+        def cotangents(theta: Array, block: ChunkInputs) -> Array:
+            return self._second.first(theta[None], block.chunk.group, *block.inputs).c[0]
 
-        for number, block, c in self._by_block(cotangents, points, shares):
-            k = block.group
+        for number, chunk, c in self._by_chunk(cotangents, points, shares):
+            k = chunk.group
             by_row = np.zeros((self._subset[k].size, c.shape[1]))
-            by_row[np.searchsorted(self._subset[k], block.rows)] = c
-            slopes[number] += block.weight * self._known()[k].total(by_row)
+            by_row[np.searchsorted(self._subset[k], chunk.rows)] = c
+            slopes[number] += chunk.weight * self._known()[k].total(by_row)
         return slopes
 
-    def _by_block(
+    def _by_chunk(
         self,
-        function: Callable[[Array, _Block], Array],
+        function: Callable[[Array, ChunkInputs], Array],
         points: Sequence[Array],
         shares: Sequence[Sequence[Array]],
-    ) -> Iterator[tuple[int, _Block, Array]]:
-        """Yield the number of each point, blocks of its rows, and what a function says of these."""
+    ) -> Iterator[tuple[int, Chunk, Array]]:
+        """Yield the number of each point, chunks of its rows, and what a function says of these."""
         for number, (point, share) in enumerate(zip(points, shares, strict=True)):
             position = point.astype(self._density.dtype)
             theta = self._second.coordinates.at(position, self._density, self._data)
-            of_block = partial(_of_block, function, theta)
-            for block, values in in_order(of_block, self._blocks(share)):
-                yield number, block, values
+            chunks = with_inputs(self._density, self._data, self._data.chunks(share))
+            for chunk, values in in_order(partial(_of_chunk, function, theta), chunks):
+                yield number, chunk, values
             self.evaluations += sum(map(len, share)) / self._n_rows
 
     def _gradients_without_rows(self, positions: Array, slopes: Array) -> list[Array]:
@@ -386,38 +375,27 @@ class LikelihoodHessian:
             [of_all] = self._gradients_without_rows(positions, np.zeros_like(positions))
         return bool(np.allclose(of_all, of_each, rtol=1e-6, atol=1e-6, equal_nan=True))
 
-    def _blocks(self, rows_of_groups: Sequence[Array]) -> Iterator[_Block]:
-        """Yield the rows in blocks, with the inputs of functions of them."""
-        for chunk in self._data.chunks(tuple(rows_of_groups)):
-            if chunk.rows.size == 0:
-                continue
-            numbers = self._data.part(chunk.group, chunk.rows).rows
-            inputs = (*numbers, *chunk.arrays, *self._density.given)
-            yield _Block(chunk.group, chunk.rows, chunk.weight, inputs)
-
     def _jacobians(self) -> list[Jacobian] | None:
         """Return J of each group's rows; None where there can't be any."""
         parts: list[list[Jacobian]] = [[] for _ in self._subset]
-        for block in self._blocks(self._subset):
-            for rows in np.array_split(block.rows, math.ceil(block.rows.size / BLOCK_ROWS)):
-                numbers = self._data.part(block.group, rows).rows
-                inputs = (*numbers, *block.inputs[len(numbers) :])
-                found = self._second.jacobian(self._density, block.group, inputs)
-                if found is None:
-                    return None
-                self.evaluations += found.n_passes * rows.size / self._n_rows
-                parts[block.group].append(found)
-                if sum(J.nbytes for of_group in parts for J in of_group) > MOST_BYTES:
-                    return None
+        chunks = in_parts(self._data.chunks(self._subset), BLOCK_ROWS)
+        for chunk, inputs in with_inputs(self._density, self._data, chunks):
+            found = self._second.jacobian(self._density, chunk.group, inputs)
+            if found is None:
+                return None
+            self.evaluations += found.n_passes * chunk.rows.size / self._n_rows
+            parts[chunk.group].append(found)
+            if sum(J.nbytes for of_group in parts for J in of_group) > MOST_BYTES:
+                return None
         return [_stacked(of_group) for of_group in parts if of_group]
 
 
-def _of_block(
-    function: Callable[[Array, _Block], Array], theta: Array, block: _Block
-) -> tuple[_Block, Array]:
-    """Return a block of rows with what a function says of them at θ."""
+def _of_chunk(
+    function: Callable[[Array, ChunkInputs], Array], theta: Array, part: ChunkInputs
+) -> tuple[Chunk, Array]:
+    """Return a chunk of rows with what a function says of them at θ."""
     with np.errstate(all="ignore"):
-        return block, function(theta, block)
+        return part.chunk, function(theta, part)
 
 
 def _stacked(parts: Sequence[Jacobian]) -> Jacobian:

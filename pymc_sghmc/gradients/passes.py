@@ -15,53 +15,19 @@ import numpy as np
 from scipy.special import fdtri
 
 from pymc_sghmc.gradients.density import Density
-from pymc_sghmc.gradients.likelihood_hessian import RowFunction, SecondDerivatives
+from pymc_sghmc.gradients.likelihood_hessian import SecondDerivatives
+from pymc_sghmc.gradients.row_inputs import ChunkInputs, RowFunction, Rows, with_inputs
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch
 from pymc_sghmc.rows.orders import ByLeverage
-from pymc_sghmc.rows.partitions import Partition
 from pymc_sghmc.rows.pool import SCALED_ROWS, FromPool, PoolDraw
 from pymc_sghmc.threads import in_order
 
-__all__ = ["ChunkInputs", "Passes", "Rows", "by_row"]
+__all__ = ["Passes"]
 
 PROBES = 100  # sums of rows that tell how much rows differ
 PROBE_ROWS = 20
 UNEVEN = 3.0  # times as much noise over windows as rows in random order would have
-
-
-ChunkInputs = tuple[Chunk, tuple[Any, ...]]  # and what functions of its rows take
-Rows = InMemory | Partition
-
-
-def by_row(
-    density: Density, data: Rows, group: int | None = None, rows: Array | None = None
-) -> Iterator[ChunkInputs]:
-    """Yield chunks of rows, and what functions of rows take of each besides a position.
-
-    Parameters
-    ----------
-    density : Density
-    data : InMemory or Streamed
-    group : int, optional
-        Default: all groups of rows.
-    rows : array of int, optional
-        Some of the group's.
-    """
-    none = np.zeros(1, dtype=np.int64)
-    subset = None
-    if rows is not None:
-        subset = tuple(rows if k == group else none for k in range(len(data.n_rows)))
-    for chunk, inputs in with_inputs(density, data, data.chunks(subset)):
-        if group in (None, chunk.group):
-            yield chunk, inputs
-
-
-def with_inputs(density: Density, data: Rows, chunks: Iterable[Chunk]) -> Iterator[ChunkInputs]:
-    """Yield chunks of rows with what functions of rows take of each besides a position."""
-    for chunk in chunks:
-        numbers = data.part(chunk.group, chunk.rows).rows
-        yield chunk, (*numbers, *chunk.arrays, *density.given)
 
 
 class Passes:

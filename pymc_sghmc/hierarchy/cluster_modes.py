@@ -12,7 +12,7 @@ from pymc.pytensorf import compile
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
-from pymc_sghmc.gradients.passes import ChunkInputs, by_row
+from pymc_sghmc.gradients.row_inputs import ChunkInputs, by_row
 from pymc_sghmc.hierarchy.clustered_rows import refused
 from pymc_sghmc.hierarchy.sites import Sites
 from pymc_sghmc.loops.numpy_mode import ThreadSafe

@@ -15,7 +15,7 @@ from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.expansion import Expansion
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
-from pymc_sghmc.gradients.passes import ChunkInputs, by_row
+from pymc_sghmc.gradients.row_inputs import ChunkInputs, by_row
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.orders import ByLeverage
 from pymc_sghmc.threads import in_order

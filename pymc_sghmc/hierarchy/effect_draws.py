@@ -10,7 +10,7 @@ import numpy as np
 
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
-from pymc_sghmc.gradients.passes import by_row
+from pymc_sghmc.gradients.row_inputs import by_row
 from pymc_sghmc.hierarchy.cluster_modes import where
 from pymc_sghmc.hierarchy.proposals import HeavyTailed, OverNodes
 from pymc_sghmc.protocols import Array
