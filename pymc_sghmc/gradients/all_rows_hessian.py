@@ -8,13 +8,13 @@ passes over rows; no fit and no sampler.
 import numpy as np
 
 from pymc_sghmc.gradients.density import LogDensity
-from pymc_sghmc.gradients.likelihood_hessian import (
+from pymc_sghmc.gradients.passes import Passes
+from pymc_sghmc.gradients.row_inputs import ChunkInputs, Rows, in_parts, with_inputs
+from pymc_sghmc.gradients.second_derivatives import (
     BLOCK_ROWS,
     SecondDerivatives,
     second_derivatives,
 )
-from pymc_sghmc.gradients.passes import Passes
-from pymc_sghmc.gradients.row_inputs import ChunkInputs, Rows, in_parts, with_inputs
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.threads import in_order
 

@@ -14,9 +14,9 @@ from scipy.sparse import csr_array, issparse
 
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.density import LogDensity
-from pymc_sghmc.gradients.likelihood_hessian import SecondDerivatives
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.row_inputs import ChunkInputs, Rows, in_parts, with_inputs
+from pymc_sghmc.gradients.second_derivatives import BLOCK_ROWS, SecondDerivatives
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import Chunk, InMemory
 from pymc_sghmc.rows.orders import ByLeverage
@@ -26,7 +26,7 @@ from pymc_sghmc.threads import in_order
 if TYPE_CHECKING:
     from pymc_sghmc.gradients.second_order import SecondOrder
 
-__all__ = ["Expansion", "expand", "fits", "fitted", "is_right", "noise_at", "rows_for_noise"]
+__all__ = ["Expansion", "expand", "fits", "fitted", "is_right", "jacobian_blocks"]
 
 N_PAIRS = 4  # of points at each distance, or half of that above ...
 N_FEW_ROWS = 2_000_000
@@ -34,8 +34,6 @@ DISTANCES = (1.0, 3.0)  # sds: rare rows that are saturated nearby are met farth
 BLOCK_BYTES = 2**23  # of Jacobians, and of what is known at all points, at a time
 PER_ROW = 200  # numbers of the latter for each in ζ
 CHECKED_ROWS = 100  # at two points
-NOISE_ROWS = 50_000  # that tell the noise of minibatches of more
-FITTED_ROWS = 10_000  # at a time, of which few unknowns are looked for
 TOLERANCE = 1e-9  # of eigenvalues that count as zero in a regression
 
 
@@ -168,7 +166,7 @@ def _summed(data: Rows, around: _Around, scale: float | None, least: float) -> _
     logp = n_passes = 0.0
     slope = np.zeros(around.theta.size)
     hessian: Any = 0.0
-    blocks = _blocks(gradient, data, data.chunks())
+    blocks = jacobian_blocks(gradient, data, data.chunks())
     with np.errstate(all="ignore"):
         for found in in_order(partial(_expanded, around), blocks, data.threads):
             chunk = found.chunk
@@ -188,7 +186,7 @@ def _mean_leverage(around: _Around, data: InMemory) -> float:
     """Mean leverage of some rows at hand."""
     at_hand = [np.arange(min(n, SCALED_ROWS)) for n in data.n_at_hand]
     with np.errstate(all="ignore"):
-        blocks = _blocks(around.gradient, data, data.chunks(at_hand))
+        blocks = jacobian_blocks(around.gradient, data, data.chunks(at_hand))
         leverages = np.concatenate([_expanded(around, block).leverages for block in blocks])
     return float(np.nan_to_num(leverages, posinf=0.0).mean())
 
@@ -199,7 +197,7 @@ def _from_pool(around: _Around, data: InMemory, draw: PoolDraw) -> tuple[ByLever
     order = FromPool(data, draw.pool(data.row_weight))
     [table] = _empty_tables(gradient, order.sizes)
     with np.errstate(all="ignore"):
-        blocks = _blocks(gradient, data, order.chunks())
+        blocks = jacobian_blocks(gradient, data, order.chunks())
         for found in in_order(partial(_expanded, around), blocks):
             table[found.chunk.rows] = found.table
     return order, [table]
@@ -275,7 +273,7 @@ def fits(derivatives: SecondDerivatives, density: LogDensity, data: InMemory) ->
 
 def _first_misfit(data: Rows, derivatives: SecondDerivatives, density: LogDensity) -> int:
     """Return 1 where derivatives of some rows can't be found or aren't few, else 0."""
-    for chunk, inputs in with_inputs(density, data, in_parts(data.chunks(), FITTED_ROWS)):
+    for chunk, inputs in with_inputs(density, data, in_parts(data.chunks(), BLOCK_ROWS)):
         found = derivatives.jacobian(density, chunk.group, inputs)
         if found is None or not found.is_sparse:
             return 1
@@ -295,7 +293,7 @@ def is_right(gradient: "SecondOrder", centre: Array, metric: Metric) -> bool:
     by_position = [gradient.derivatives_seen(point) for point in points]
     at_hand = gradient.data.n_at_hand
     few = [np.linspace(0, n - 1, min(CHECKED_ROWS, n)).astype(int) for n in at_hand]
-    for chunk, inputs in _blocks(gradient, gradient.data, gradient.data.chunks(few)):
+    for chunk, inputs in jacobian_blocks(gradient, gradient.data, gradient.data.chunks(few)):
         k = chunk.group
         by_theta = gradient.jacobian(k, inputs)
         first = gradient.first(thetas, k, *inputs)
@@ -310,72 +308,9 @@ def is_right(gradient: "SecondOrder", centre: Array, metric: Metric) -> bool:
     return True
 
 
-def rows_for_noise(gradient: "SecondOrder") -> list[int]:
-    """How many rows of each group tell the noise of minibatches: all of them, or some."""
-    if gradient.density.group_coefficients:
-        return list(gradient.data.n_kept)
-    return [min(n, NOISE_ROWS) for n in gradient.data.n_kept]
-
-
-def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metric) -> Array:
-    """See `SecondOrder.noise_at`.
-
-    Of many rows some stand for all, drawn as minibatches draw them: what a row leaves is about in
-    proportion to its leverage, so that few tell the variance. Effects of groups have few rows each,
-    and are given all.
-    """
-    anchor = gradient.anchor
-    rng = np.random.default_rng(0)
-    some = [
-        np.sort(pool[rng.integers(pool.size, size=size)]).astype(np.int64) if size < n else None
-        for n, size, pool in zip(
-            anchor.order.sizes, rows_for_noise(gradient), anchor.order.pools, strict=True
-        )
-    ]
-    d = gradient.density.d
-    n_groups = len(gradient.quadratics)
-    squares, sums = np.zeros((2, len(points), n_groups, d))
-    thetas = np.stack([gradient.seen(point) for point in points])
-    by_position = [gradient.derivatives_seen(point) for point in points]
-
-    subset = None
-    if any(rows is not None for rows in some):
-        subset = [
-            np.arange(n) if rows is None else rows
-            for n, rows in zip(anchor.order.sizes, some, strict=True)
-        ]
-
-    def of_block(block: ChunkInputs) -> tuple[int, list[Array], list[Array]]:
-        chunk, inputs = block
-        k = chunk.group
-        rows = chunk.rows
-        q = gradient.quadratics[k]
-        table = anchor.tables[k][rows].astype(float)
-        C = q.symmetric(table[:, 1 + q.m :])
-        by_theta = gradient.jacobian(k, inputs)
-        rarity = anchor.order.pools[k].size / anchor.order.counts[k][rows]
-        stands_for = rarity / NOISE_ROWS
-        if some[k] is None:
-            stands_for = anchor.order.stands_for(k, rows)
-        of_sums = []
-        of_squares = []
-        first = gradient.first(thetas, k, *inputs)
-        for c, zeta, T in zip(first.c, first.zeta, by_position, strict=True):
-            J = by_theta.after(T)
-            left = c - table[:, 1 : 1 + q.m] - np.einsum("nab,nb->na", C, zeta)
-            of_sums.append(coordinates.pull_back(J.total(left * stands_for[:, None])))
-            of_squares.append(J.squares(left, coordinates, rarity * stands_for))
-        return k, of_sums, of_squares
-
-    with np.errstate(all="ignore"):
-        blocks = _blocks(gradient, gradient.data, anchor.order.chunks(subset))
-        for k, of_sums, of_squares in in_order(of_block, blocks):
-            sums[:, k] += of_sums
-            squares[:, k] += of_squares
-    return squares - np.square(sums)
-
-
-def _blocks(gradient: "SecondOrder", data: Rows, chunks: Iterable[Chunk]) -> Iterator[ChunkInputs]:
+def jacobian_blocks(
+    gradient: "SecondOrder", data: Rows, chunks: Iterable[Chunk]
+) -> Iterator[ChunkInputs]:
     """Cut chunks of rows into blocks, each small enough for its Jacobians."""
     d = gradient.density.d
     most_rows = [max(16, BLOCK_BYTES // (8 * q.m * (d + PER_ROW))) for q in gradient.quadratics]

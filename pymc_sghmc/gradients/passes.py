@@ -15,8 +15,8 @@ import numpy as np
 from scipy.special import fdtri
 
 from pymc_sghmc.gradients.density import Density
-from pymc_sghmc.gradients.likelihood_hessian import SecondDerivatives
 from pymc_sghmc.gradients.row_inputs import ChunkInputs, RowFunction, Rows, with_inputs
+from pymc_sghmc.gradients.second_derivatives import SecondDerivatives
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch
 from pymc_sghmc.rows.orders import ByLeverage

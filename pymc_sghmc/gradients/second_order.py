@@ -15,11 +15,12 @@ from scipy.sparse import csr_array
 from pymc_sghmc.exceptions import NonFinite, NotApplicable
 from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.density import Graph, LogDensity
-from pymc_sghmc.gradients.expansion import expand, fits, is_right, noise_at, rows_for_noise
+from pymc_sghmc.gradients.expansion import expand, fits, is_right
 from pymc_sghmc.gradients.jacobians import Jacobian
-from pymc_sghmc.gradients.likelihood_hessian import SecondDerivatives, second_derivatives
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
+from pymc_sghmc.gradients.second_derivatives import SecondDerivatives, second_derivatives
+from pymc_sghmc.gradients.second_order_noise import noise_at, rows_for_noise
 from pymc_sghmc.loops.backends import is_jax
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory

@@ -14,8 +14,8 @@ from pymc_sghmc.exceptions import NeedsAllRows, NotApplicable
 from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.density import LogDensity
-from pymc_sghmc.gradients.likelihood_hessian import second_derivatives
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient, minibatch_gradient
+from pymc_sghmc.gradients.second_derivatives import second_derivatives
 from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.hierarchy.centring import centring_of, not_an_effect
 from pymc_sghmc.hierarchy.clustered_rows import ClusterEffect

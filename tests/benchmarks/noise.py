@@ -27,7 +27,7 @@ from model_collection import models_of
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.control_variates import ControlVariates
-from pymc_sghmc.gradients.expansion import noise_at
+from pymc_sghmc.gradients.second_order_noise import noise_at
 
 N_POINTS = 4
 DISTANCES = 1.0, 2.0  # posterior sds

@@ -7,7 +7,7 @@ import pytest
 from modes import PYTHON
 from targets import gradient_of
 
-from pymc_sghmc.gradients.likelihood_hessian import second_derivatives
+from pymc_sghmc.gradients.second_derivatives import second_derivatives
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.tuning.curvature import CountedPasses, hessian_by_differences
 

@@ -9,8 +9,8 @@ from modes import FAST, QUIET, C
 from targets import plain_gradient
 
 from pymc_sghmc import SGHMC
-from pymc_sghmc.gradients.likelihood_hessian import second_derivatives
 from pymc_sghmc.gradients.metric import Dense, Diagonal
+from pymc_sghmc.gradients.second_derivatives import second_derivatives
 from pymc_sghmc.hierarchy import centring_choice
 from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.hierarchy.rewrites import Rewriting

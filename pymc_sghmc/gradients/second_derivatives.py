@@ -1,0 +1,168 @@
+"""What rows that see few linear functions of parameters say of second derivatives, compiled.
+
+Where a row's log-likelihood depends on θ by way of linear predictors ζ with fixed derivatives J,
+its Hessian is JᵀCJ with C = ∂²ℓ/∂ζ², a few numbers. Rows may be linear in other coordinates θ than
+a chain's φ. Knows densities and rows, no samplers and no fit.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pymc_sghmc.gradients.at_positions import at_positions
+from pymc_sghmc.gradients.density import LogDensity
+from pymc_sghmc.gradients.jacobians import Jacobian, jacobian
+from pymc_sghmc.gradients.row_coordinates import RowCoordinates
+from pymc_sghmc.gradients.row_inputs import RowFunction
+from pymc_sghmc.models.row_slopes import Quadratics, RowSlopes, row_slopes
+from pymc_sghmc.protocols import Array
+
+__all__ = ["BLOCK_ROWS", "SecondDerivatives", "second_derivatives"]
+
+BLOCK_ROWS = 10_000  # for which J is found at a time
+
+
+class FirstOrder(NamedTuple):
+    """What rows of a group say of ζ at P positions."""
+
+    log_likelihood: Array  # (P, n)
+    c: Array  # (P, n, m): ∂ℓ/∂ζ
+    zeta: Array  # (P, n, m)
+
+
+class SecondDerivatives:
+    """Compiled functions of which Hessians are made.
+
+    Parameters
+    ----------
+    density : LogDensity
+        With its graph.
+    slopes : RowSlopes
+        Of its likelihoods, as graphs of θ.
+    coordinates : RowCoordinates
+        θ at a position of a chain.
+
+    Attributes
+    ----------
+    zetas : callable
+        ζ of rows at many θ, [(P, n, m)].
+    second : callable
+        C of rows at θ, its upper triangle.
+    quadratics : list of Quadratics
+        Where these numbers lie, for each group of rows.
+    without_rows : callable
+        f(positions (P, d), g (P, d), ...), gradients of log prior + g·θ there, [(P, d)].
+    """
+
+    def __init__(self, density: LogDensity, slopes: RowSlopes, coordinates: RowCoordinates) -> None:
+        self.slopes = slopes
+        self.coordinates = coordinates
+        graph = density.graph
+        n = len(slopes.zetas)
+        by_row = graph.at_position([*slopes.zetas, *slopes.second], slopes.variables)
+        self.zetas = at_positions(density, by_row[:n], [graph.position], graph.rows)
+        self.second = density.row_function(by_row[n:])
+        self._first: RowFunction | None = None
+        if not coordinates.are_own:
+            self.compile_first(density)
+        self.quadratics: list[Quadratics] = slopes.quadratics
+        self._no_zetas = [
+            np.zeros((1, q.m), dtype=zeta.dtype)
+            for q, zeta in zip(self.quadratics, slopes.zetas, strict=True)
+        ]
+        self.shapes = [np.shape(graph.model.point[v.name]) for v in graph.variables]
+        self.without_rows = _gradient_without_rows(density, coordinates)
+
+    def first(self, thetas: Array, group: int, *inputs: Any) -> FirstOrder:
+        """Log-likelihood, c = ∂ℓ/∂ζ and ζ of rows of a group at many θ, (P, d).
+
+        Many at a time: ζ of all is one product of matrices, and what a row says of its ζ needs no
+        more of the predictors.
+        """
+        assert self._first is not None
+        zeta = self.zetas(thetas, *inputs)[group]
+        n_points, n_rows, m = zeta.shape
+        n_groups = len(self.quadratics)
+        rows = list(inputs[:n_groups])
+        rows[group] = np.tile(rows[group], n_points)
+        of_groups = list(self._no_zetas)
+        of_groups[group] = zeta.reshape(-1, m)
+        found = self._first(*of_groups, *rows, *inputs[n_groups:])
+        log_likelihood, c = found[2 * group : 2 * group + 2]
+        return FirstOrder(
+            log_likelihood=log_likelihood.reshape(n_points, n_rows).astype(float, copy=False),
+            c=c.reshape(zeta.shape).astype(float, copy=False),
+            zeta=zeta.astype(float, copy=False),
+        )
+
+    def compile_first(self, density: LogDensity) -> None:
+        """Compile `first`, which Hessians need where θ isn't φ, and second-order gradients."""
+        if self._first is None:
+            graph = density.graph
+            zetas = [of_group.zeta for of_group in self.slopes.first]
+            outputs = [out for of_group in self.slopes.first for out in of_group[1:]]
+            outputs = graph.at_position(outputs, self.slopes.variables)
+            inputs = [*zetas, *graph.rows, *graph.arrays, *graph.given]
+            self._first = density.compiled(inputs, outputs)
+
+    def jacobian(self, density: LogDensity, group: int, inputs: tuple[Any, ...]) -> Jacobian | None:
+        """∂ζ/∂θ of some rows of a group; None where it can't be found.
+
+        Parameters
+        ----------
+        density : LogDensity
+            Maybe without its graph.
+        group : int
+        inputs : tuple
+            What functions of rows take of these rows besides a position.
+        """
+
+        def zetas(positions: Array) -> Array:
+            values: Array = self.zetas(positions.astype(density.dtype), *inputs)[group]
+            return values
+
+        return jacobian(zetas, self.shapes)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # functions without a state
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "slopes": None}  # workers need no graph
+
+
+def second_derivatives(density: LogDensity) -> SecondDerivatives | None:
+    """Compile what Hessians are made of; None where rows see no few linear predictors.
+
+    These are looked for in coordinates that a rewrite of the model knows, and then in a chain's.
+
+    Parameters
+    ----------
+    density : LogDensity
+        With its graph.
+    """
+    graph = density.graph
+    if not graph.model.groups:
+        return None
+    rewrites = [rewrite.linear_rows for rewrite in density.rewrites]
+    for linear in [*filter(None, rewrites), None]:
+        terms = graph.model.terms if linear is None else linear.terms
+        variables = graph.variables if linear is None else linear.variables
+        batches = [group.batches for group in graph.model.groups]
+        slopes = row_slopes(terms, variables, batches, graph.model.point)
+        if slopes is not None:
+            return SecondDerivatives(density, slopes, RowCoordinates(density, linear))
+    return None
+
+
+def _gradient_without_rows(
+    density: LogDensity, coordinates: RowCoordinates
+) -> Callable[..., list[Array]]:
+    """Compile the gradient of log prior + g·θ at many positions, with a g for each."""
+    graph = density.graph
+    joined = pt.concatenate([g.ravel() for g in graph.model.prior_gradients])
+    [of_prior] = graph.at_position([joined])
+    g = graph.position.type("slopes_of_rows")
+    [of_rows] = coordinates.pulled_back(density, [g])
+    return at_positions(density, [of_prior + of_rows], [graph.position, g], [])
