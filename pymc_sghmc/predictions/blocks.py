@@ -28,9 +28,8 @@ from pymc_sghmc.models.graphs import array_of, data_leaves, observed_variables
 from pymc_sghmc.predictions.store import PredictionStore, StoredVariable
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.containers import Container, containers_of
-from pymc_sghmc.rows.forms import known_form
+from pymc_sghmc.rows.given_data import given_data
 from pymc_sghmc.rows.reading import Reader
-from pymc_sghmc.rows.sources import Source, given_arrays
 
 __all__ = ["predict_in_blocks"]
 
@@ -172,15 +171,14 @@ class _Rows:
         self._model = model
         self._containers = containers_of(model)
         taken = _without_outcomes(model, self._containers)
-        data = known_form(data, taken)
+        arrays, source = given_data(data, self._containers, taken)
+        assert arrays is not None
+        self._arrays = arrays
+        self._names = list(arrays)
         self._reader: Reader | None = None
-        if isinstance(data, Mapping):
-            self._arrays = given_arrays(self._containers, data)
-            self._names = list(self._arrays)
-            self.n = len(next(iter(self._arrays.values())))
+        if source is None:
+            self.n = len(arrays[self._names[0]])
         else:
-            source = Source(data, self._containers)
-            self._names = list(source.names)
             self.n = source.rows_per_pass
             self._reader = Reader(source, self._names, None)
         in_model = {self._containers[name].shape[0] for name in self._names}

@@ -23,6 +23,7 @@ __all__ = [
     "column_names",
     "columns_of_containers",
     "columns_of_frame",
+    "container_named",
     "containers_of",
     "each_once",
     "library_of",
@@ -76,6 +77,17 @@ def containers_of(model: Model) -> dict[str, Container]:
             labels=labels,
         )
     return containers
+
+
+def container_named(containers: Mapping[str, Container], name: str) -> Container:
+    """Return the container of a name, or refuse the name."""
+    if name not in containers:
+        listed = ", ".join(map(repr, containers)) or "none"
+        raise StreamError(
+            f"data=: the model has no container {name!r}, only {listed}. Build it with a few of "
+            "the rows in pm.Data of that name"
+        )
+    return containers[name]
 
 
 def library_of(value: Any) -> str:

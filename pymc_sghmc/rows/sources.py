@@ -1,9 +1,7 @@
-"""Data that come from elsewhere than the model: arrays and loaders, checked against its containers.
+"""Loaders of rows, whose blocks are checked against the containers of a model.
 
 Knows containers and rows, no gradients and no chains.
 """
-
-import os
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -17,12 +15,13 @@ from pymc_sghmc.rows.containers import (
     StreamError,
     column_names,
     columns_of_frame,
+    container_named,
 )
-from pymc_sghmc.rows.files import check_file, check_files
+from pymc_sghmc.rows.files import check_files
 from pymc_sghmc.rows.partitions import Partition, PartitionTask, Refusal
-from pymc_sghmc.rows.values import array_for, first_changed
+from pymc_sghmc.rows.values import array_for, first_changed, refuse_other_lengths
 
-__all__ = ["Source", "given_arrays"]
+__all__ = ["Source"]
 
 PILOT_ROWS = 50_000  # at hand for what needs some rows only, at most
 PILOT_BYTES = 2**27
@@ -30,44 +29,6 @@ MOST_ROWS = 1_000_000  # kept in memory: all, where there are no more, or a pool
 MOST_BYTES = 2**27
 FEWEST_ROWS = 1000  # kept, however large they are
 SAME_SUM = 1e-10  # of the sum of sizes, by which rounding changes with the order of rows
-
-
-def given_arrays(
-    containers: Mapping[str, Container], values: Mapping[str, Any]
-) -> dict[str, Array]:
-    """Return arrays of numbers that take the place of what data containers hold.
-
-    Arrays are taken as they are, without a copy; frames and lists are copied into arrays.
-
-    Parameters
-    ----------
-    containers : dict of {str: Container}
-        Those of the model.
-    values : dict
-        By their names.
-    """
-    if not values:
-        raise ValueError("data={}: give the rows of at least one container of the model.")
-    arrays = {}
-    for name, value in values.items():
-        container = _container(containers, name)
-        check_file(name, value)
-        if isinstance(value, np.memmap) and not _is_native(value.dtype):
-            raise StreamError(
-                f"data=: {name!r} has dtype {value.dtype.str}, which would have to be converted in "
-                "memory. Write the file with a dtype of this machine's, such as float32, or pass "
-                "pymc_sghmc.loaders.ArrayLoader({...}), which converts blocks of rows"
-            )
-        arrays[name] = array_for(container, value)
-    _same_lengths(arrays, values, "data=")
-    if len(next(iter(arrays.values()))) == 0:
-        raise ValueError("data=: the arrays have no rows.")
-    return arrays
-
-
-def _is_native(dtype: np.dtype) -> bool:
-    """Whether compiled functions take arrays of this type."""
-    return dtype.isnative and (dtype.kind != "f" or dtype.itemsize in (4, 8))
 
 
 class Source:
@@ -301,7 +262,7 @@ class Source:
                 f"{_listing(self.first)}. All need the same names"
             )
         arrays = {name: self._array(name, values[name]) for name in self.first or values}
-        _same_lengths(arrays, {}, "data=: in a block")
+        refuse_other_lengths(arrays, {}, "data=: in a block")
         return arrays
 
     def _by_name(self, block: Any) -> Mapping[str, Any]:
@@ -323,7 +284,7 @@ class Source:
 
     def _array(self, name: str, value: Any) -> Array:
         """Return the numbers of a block for one container, in a type that the first block has."""
-        container = _container(self.containers, name)
+        container = container_named(self.containers, name)
         array = array_for(container, value, "data=: in a block", not self.is_checked)
         if self.first is None or array.dtype == self.first[name].dtype:
             return array
@@ -403,29 +364,6 @@ def _chosen(partition: Partition, numbers: Array | None) -> _Chosen:
     first, last = np.searchsorted(numbers, ends)
     rows = numbers[first:last] - partition.start
     return _Chosen([[array[rows]] for array in partition.arrays])
-
-
-def _container(containers: Mapping[str, Container], name: str) -> Container:
-    if name not in containers:
-        raise StreamError(
-            f"data=: the model has no container {name!r}, only {_listing(containers) or 'none'}. "
-            "Build it with a few of the rows in pm.Data of that name"
-        )
-    return containers[name]
-
-
-def _same_lengths(arrays: Mapping[str, Array], originals: Mapping[str, Any], where: str) -> None:
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        counts = ", ".join(
-            f"{name!r} has {n}{_filename(originals.get(name))}" for name, n in lengths.items()
-        )
-        raise StreamError(f"{where} the arrays have different numbers of rows: {counts}")
-
-
-def _filename(array: Any) -> str:
-    filename = getattr(array, "filename", None)
-    return f" (file {os.fspath(filename)})" if filename is not None else ""
 
 
 def _n_rows(loader: Any) -> int:

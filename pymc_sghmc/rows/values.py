@@ -4,6 +4,7 @@ No library is imported for an object that may come from it: objects are read by 
 they have, ``__array__`` most of all. Knows containers and values; no loaders, no rows of a chain.
 """
 
+import os
 import warnings
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from pymc_sghmc.checks import quoted
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.containers import Container, StreamError, column_names
 
-__all__ = ["array_for", "first_changed", "rows_first"]
+__all__ = ["array_for", "first_changed", "refuse_other_lengths", "rows_first"]
 
 CHUNK = 2**20  # entries looked at together
 ROWS_IN_CACHE = 2**12  # of a frame, copied together: whole columns take four times as long
@@ -162,6 +163,23 @@ def _plain(what: str, value: Any, container: Container | None = None) -> Any:
     raise StreamError(
         f"{what} is of type {type(value).__name__}. Pass an array, or a column of a data frame"
     )
+
+
+def refuse_other_lengths(
+    arrays: Mapping[str, Array], originals: Mapping[str, Any], where: str
+) -> None:
+    """Refuse arrays with different numbers of rows; a message names the files of the originals."""
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(
+            f"{name!r} has {n}{_filename(originals.get(name))}" for name, n in lengths.items()
+        )
+        raise StreamError(f"{where} the arrays have different numbers of rows: {counts}")
+
+
+def _filename(array: Any) -> str:
+    filename = getattr(array, "filename", None)
+    return f" (file {os.fspath(filename)})" if filename is not None else ""
 
 
 def rows_first(container: Container | None, value: Any) -> Any:

@@ -23,8 +23,7 @@ from pymc_sghmc.models.row_model import row_model
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.containers import containers_of
-from pymc_sghmc.rows.forms import known_form
-from pymc_sghmc.rows.sources import Source, given_arrays
+from pymc_sghmc.rows.given_data import given_data
 from pymc_sghmc.step.gradients import model_by_row, pool_of
 
 __all__ = ["AllRows", "GivenRows"]
@@ -65,20 +64,13 @@ class GivenRows:
         if arguments["data"] is None:
             return None
         point, unknowns, _ = _without_rewrites(self.model, arguments)
-        containers = containers_of(self.model)
-        data = known_form(arguments["data"], containers)
-        source = n_rows = None
-        if isinstance(data, Mapping):
-            arrays = given_arrays(containers, data)
-        else:  # of which nothing is read before all of it is
-            source = Source(data, containers)
-            arrays = source.first
-            n_rows = source.n_rows
-        rows = row_model(self.model, unknowns, arguments["batch_size"], point, arrays, n_rows)
+        data = given_data(arguments["data"], containers_of(self.model))
+        batch_size = arguments["batch_size"]
+        rows = row_model(self.model, unknowns, batch_size, point, data.arrays, data.n_rows)
         if all(name not in group.terms for group in rows.groups):
             return None
         options = compile_kwargs or arguments["compile_kwargs"]
-        return RowLogLikelihood(rows, self.model, name, source, options)
+        return RowLogLikelihood(rows, self.model, name, data.source, options)
 
 
 def _without_rewrites(

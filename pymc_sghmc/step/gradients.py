@@ -3,7 +3,7 @@
 import logging
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytensor.tensor as pt
 
@@ -29,13 +29,12 @@ from pymc_sghmc.models.graphs import array_of, data_leaves, minibatch_outputs
 from pymc_sghmc.models.row_model import RowModel, row_model
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.phases import begin_phase, count_passes
-from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.array_loader import ArrayLoader
 from pymc_sghmc.rows.containers import Container, containers_of
 from pymc_sghmc.rows.data import PoolPlan
 from pymc_sghmc.rows.files import is_on_disk
-from pymc_sghmc.rows.forms import known_form
-from pymc_sghmc.rows.sources import Source, given_arrays
+from pymc_sghmc.rows.given_data import GivenData, given_data
+from pymc_sghmc.rows.sources import Source
 from pymc_sghmc.step.setup_display import COMPILING
 from pymc_sghmc.step.warn import refuse_single_rows
 
@@ -75,19 +74,14 @@ def model_by_row(
     if data is not None and batch_size is None:
         raise ValueError("data= holds rows for minibatches: pass a batch_size, too.")
     integrated = [effect.rv for effect in rewriting.integrated]
-    found = _RowsElsewhere(None, None)
+    elsewhere = GivenData(None)
     if data is not None:
-        found = _rows_elsewhere(containers_of(model), data, pool, integrated)
-    n_rows = None if found.source is None else found.source.n_rows
-    rows = row_model(model, unknowns, batch_size, point, found.arrays, n_rows, tuple(integrated))
-    return rewritten(rows, model, rewriting), found.source
-
-
-class _RowsElsewhere(NamedTuple):
-    """Rows that aren't in the model."""
-
-    arrays: dict[str, Array] | None  # all of them, or some that stand for them
-    source: Source | None  # what yields them, where arrays hold some
+        elsewhere = _rows_elsewhere(containers_of(model), data, pool, integrated)
+    arrays, source = elsewhere
+    rows = row_model(
+        model, unknowns, batch_size, point, arrays, elsewhere.n_rows, tuple(integrated)
+    )
+    return rewritten(rows, model, rewriting), source
 
 
 def _rows_elsewhere(
@@ -95,23 +89,21 @@ def _rows_elsewhere(
     data: Any,
     pool: int | str | None,
     integrated: Sequence[pt.TensorVariable],
-) -> _RowsElsewhere:
+) -> GivenData:
     """Read the rows that ``data`` has, or some of them where a pool is to stand for all."""
     begin_phase("reading rows")
-    data = known_form(data, containers)
-    if isinstance(data, Mapping):
-        arrays = given_arrays(containers, data)
+    arrays, source = given_data(data, containers)
+    if source is None:
+        assert arrays is not None
         may_be_drawn = isinstance(pool, int) or is_on_disk(arrays)
         if pool is None or integrated or not may_be_drawn:
-            return _RowsElsewhere(arrays, None)
+            return GivenData(arrays)
         source = Source(ArrayLoader(arrays), containers)
         if source.n_rows <= _most_rows(source, pool):
-            return _RowsElsewhere(arrays, None)
-    else:
-        source = Source(data, containers)
+            return GivenData(arrays)
     count_passes(1.0)
     if pool is not None and source.n_rows <= _most_rows(source, pool) and not source.dropped:
-        return _RowsElsewhere(source.everything(), None)
+        return GivenData(source.everything())
     if integrated:
         raise ValueError(
             f"marginalize={[rv.name for rv in integrated]} with data: groups need all of their "
@@ -119,7 +111,7 @@ def _rows_elsewhere(
             f"or pool={source.n_rows} to read all rows into memory."
         )
     source.must_repeat = pool is not None
-    return _RowsElsewhere(source.pilot(), source)
+    return GivenData(source.pilot(), source)
 
 
 def _most_rows(source: Source, pool: int | str) -> int:

@@ -20,7 +20,8 @@ from pymc_sghmc import SGHMC
 from pymc_sghmc.loaders import ArrayLoader, DaskLoader, ParquetLoader
 from pymc_sghmc.rows.containers import containers_of
 from pymc_sghmc.rows.forms import known_form
-from pymc_sghmc.rows.sources import Source, given_arrays
+from pymc_sghmc.rows.given_data import given_arrays
+from pymc_sghmc.rows.sources import Source
 
 N = 60
 PREDICTORS = ["age", "dose"]
