@@ -18,7 +18,14 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.utils import MethodNotDefined
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sghmc.models.row_terms import Cut, by_rows, pull_back, row_cuts, summed_if_shared
+from pymc_sghmc.models.row_terms import (
+    ByZeta,
+    Cut,
+    by_zeta,
+    pull_back,
+    row_cuts,
+    summed_if_shared,
+)
 from pymc_sghmc.protocols import Array
 
 __all__ = ["Quadratics", "RowSlopes", "row_slopes"]
@@ -159,49 +166,49 @@ def row_slopes(
         n = graph.shape[0]
         zeta = [pt.broadcast_to(cut.flat_zeta, (n, cut.size)) for cut in cuts]
         zetas.append(pt.concatenate(zeta, axis=1))
-        first.append(_first_derivatives(graph, cuts, zetas[-1].dtype))
+        by_row = by_zeta(graph, [cut.zeta for cut in cuts], cuts[0].through)
+        first.append(_first_derivatives(by_row, cuts, zetas[-1].dtype))
         try:
-            second.append(pt.stack(_second_derivatives(graph, cuts), axis=1))
+            second.append(pt.stack(_second_derivatives(graph, by_row, cuts), axis=1))
         except (NotImplementedError, MethodNotDefined, NullTypeGradError):
             return None
     return RowSlopes(list(variables), groups, unchecked, zetas, first, second)
 
 
-def _first_derivatives(graph: TensorVariable, cuts: Sequence[Cut], dtype: str) -> FirstDerivatives:
+def _first_derivatives(by_row: ByZeta, cuts: Sequence[Cut], dtype: str) -> FirstDerivatives:
     """ℓ and c of each row as functions of its numbers ζ, of this type."""
-    by_row, copy, _ = by_rows(graph, [cut.zeta for cut in cuts], cuts[0].through)
-    gradients = pt.grad(copy.sum(), by_row, disconnected_inputs="ignore")
     zeta = pt.matrix("zeta", dtype=dtype)
     n = zeta.shape[0]
     given = {}
     start = 0
-    for cut, own in zip(cuts, by_row, strict=True):
+    for cut, own in zip(cuts, by_row.zetas, strict=True):
         numbers = zeta[:, start : start + cut.size].reshape((n, *cut.shape))
         given[own] = numbers.astype(own.dtype)
         start += cut.size
     c = [
         pt.broadcast_to(gradient.reshape((-1, cut.size)), (n, cut.size))
-        for gradient, cut in zip(gradients, cuts, strict=True)
+        for gradient, cut in zip(by_row.gradients, cuts, strict=True)
     ]
-    outputs = [copy, pt.concatenate(c, axis=1)]
+    outputs = [by_row.log_likelihood, pt.concatenate(c, axis=1)]
     return FirstDerivatives(zeta, *clone_replace(outputs, given, rebuild_strict=False))
 
 
-def _second_derivatives(graph: TensorVariable, cuts: Sequence[Cut]) -> list[TensorVariable]:
+def _second_derivatives(
+    graph: TensorVariable, by_row: ByZeta, cuts: Sequence[Cut]
+) -> list[TensorVariable]:
     """Upper triangle of ∂²ℓ/∂ζ² of each row, row by row of the matrix."""
-    zetas = [cut.zeta for cut in cuts]
-    sizes = [cut.size for cut in cuts]
-    by_row, copy, back = by_rows(graph, zetas, cuts[0].through if cuts else ())
-    n = copy.shape[0]
+    n = by_row.log_likelihood.shape[0]
 
-    def numbers(value: TensorVariable) -> list[TensorVariable]:
-        gradients = pt.grad(value.sum(), by_row, disconnected_inputs="ignore")
+    def numbers(gradients: Sequence[TensorVariable]) -> list[TensorVariable]:
         return [
-            g.reshape((n, size))[:, j]
-            for g, size in zip(gradients, sizes, strict=True)
-            for j in range(size)
+            g.reshape((n, cut.size))[:, j]
+            for g, cut in zip(gradients, cuts, strict=True)
+            for j in range(cut.size)
         ]
 
-    upper = [out for i, c in enumerate(numbers(copy)) for out in numbers(c)[i:]]
+    first = numbers(by_row.gradients)
+    upper = [out for i, c in enumerate(first) for out in numbers(by_row.gradients_of(c))[i:]]
     none = graph.zeros_like()
-    return [second + none for second in clone_replace(upper, back, rebuild_strict=False)]
+    return [
+        second + none for second in clone_replace(upper, by_row.stands_for, rebuild_strict=False)
+    ]

@@ -30,8 +30,9 @@ from pymc_sghmc.models.linearity import fixed_jacobians, simplified
 from pymc_sghmc.models.row_axes import row_axes
 
 __all__ = [
+    "ByZeta",
     "RowTerms",
-    "by_rows",
+    "by_zeta",
     "difference",
     "pull_back",
     "row_cuts",
@@ -201,10 +202,26 @@ def _without_checks(log_likelihood: TensorVariable) -> TensorVariable:
     return rewrite_graph(copy, include=include).outputs[0]
 
 
-def by_rows(
-    graph: TensorVariable, zetas: Sequence[TensorVariable], through: Sequence[TensorVariable] = ()
-) -> tuple[list[TensorVariable], TensorVariable, dict[TensorVariable, TensorVariable]]:
-    """Return a variable for each ζ of each row, ℓ as a function of them, and what they stand for.
+class ByZeta(NamedTuple):
+    """The log-likelihood ℓ of each row as a function of its ζ, with a variable for each of these.
+
+    Its gradient is that of a sum over rows, as the variables of a row are its own.
+    """
+
+    zetas: list[TensorVariable]  # (n, ...) each
+    log_likelihood: TensorVariable  # (n,)
+    gradients: list[TensorVariable]  # by each ζ
+    stands_for: dict[TensorVariable, TensorVariable]  # of each variable, its ζ in the model's graph
+
+    def gradients_of(self, value: TensorVariable) -> list[TensorVariable]:
+        """Return the gradients, by each ζ, of a number of each row that depends on these."""
+        return pt.grad(value.sum(), self.zetas, disconnected_inputs="ignore")
+
+
+def by_zeta(
+    graph: TensorVariable, zetas: Sequence[TensorVariable], through: Sequence[TensorVariable]
+) -> ByZeta:
+    """Write the log-likelihood of each row as a function of its ζ.
 
     Parameters
     ----------
@@ -223,7 +240,8 @@ def by_rows(
     back = dict(zip(found, zetas, strict=True))
     if through:
         back |= {x: pt.broadcast_to(z, (graph.shape[0], *z.shape[1:])) for x, z in own.items()}
-    return found, copy, back
+    gradients = pt.grad(copy.sum(), found, disconnected_inputs="ignore")
+    return ByZeta(zetas=found, log_likelihood=copy, gradients=gradients, stands_for=back)
 
 
 def _is_unknown(zeta: TensorVariable) -> bool:
@@ -272,13 +290,12 @@ def _size(shape: tuple[Any, ...]) -> float:
 
 
 def _cotangents(
-    graph: TensorVariable, zetas: Sequence[TensorVariable], through: Sequence[TensorVariable] = ()
+    graph: TensorVariable, zetas: Sequence[TensorVariable], through: Sequence[TensorVariable]
 ) -> list[TensorVariable]:
     """∂ℓ/∂ζ of each row."""
-    by_row, copy, back = by_rows(graph, zetas, through)
-    gradients = pt.grad(copy.sum(), by_row, disconnected_inputs="ignore")
+    by_row = by_zeta(graph, zetas, through)
     rows = graph.zeros_like()
     return [
         c + rows.dimshuffle(0, *["x"] * (c.ndim - 1)) if c.type.broadcastable[0] else c
-        for c in clone_replace(gradients, back, rebuild_strict=False)
+        for c in clone_replace(by_row.gradients, by_row.stands_for, rebuild_strict=False)
     ]
