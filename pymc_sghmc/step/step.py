@@ -56,7 +56,7 @@ from pymc_sghmc.step.warn import (
 from pymc_sghmc.tuning.linear_step import Rule
 from pymc_sghmc.tuning.noise_estimates import GivenNoise
 from pymc_sghmc.tuning.settings import Settings
-from pymc_sghmc.tuning.tuner import Tuner
+from pymc_sghmc.tuning.tuner import Points, Tuner
 
 __all__ = ["StochasticGradientStep"]
 
@@ -163,10 +163,12 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             settings,
             preconditioner=preconditioner,
             kind=given["gradient"],
-            reference_point=centre,
-            initial=initial,
+            points=Points(
+                initial=initial,
+                is_initial_given=is_start_given(model, given["initial_point"], self.vars),
+                reference=centre,
+            ),
             finds_rows=given["batch_size"] == "auto" and not _has_minibatches(model),
-            start_is_given=is_start_given(model, given["initial_point"], self.vars),
         )
         n_steps = given["n_steps"]
         varies = callable(given["learning_rate"])

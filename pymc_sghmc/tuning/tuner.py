@@ -35,7 +35,7 @@ from pymc_sghmc.tuning.setup import Setup, TunedGradient
 from pymc_sghmc.tuning.setup_request import SetupRequest
 from pymc_sghmc.tuning.setups import Setups
 
-__all__ = ["Learnt", "Start", "Tuner"]
+__all__ = ["Learnt", "Points", "Start", "Tuner"]
 
 FAR = 1.5  # sds in some direction by which the mean of the draws may leave the fit's mean, ...
 # ... and chance beside that: n draws' mean with weights growing as t³ has the variance 16/(7n), as
@@ -50,6 +50,14 @@ FIRST_CHOICE = 8  # tuning draws after which settings are chosen anew, then afte
 FIRST_MOVE = 32  # from which on the fit may move, too
 MOST_QUARTERS = 3  # of the learning rate, before second-order control variates are given up
 MAX_DIVERGENCES = 20  # while tuning, each with a quarter of the learning rate before it
+
+
+class Points(NamedTuple):
+    """Points that a tuner is given, (d,) each."""
+
+    initial: Array  # where chains begin as a rule
+    is_initial_given: bool = False  # by the user: chains aren't spread over modes then
+    reference: Array | None = None  # of control variates, instead of the mode
 
 
 class Start(NamedTuple):
@@ -80,14 +88,9 @@ class Tuner:
         An array is M⁻¹.
     kind : {"auto", "plain", "control_variates", "second_order"}
         As given.
-    reference_point : array of shape (d,) or None
-        To use instead of the mode.
-    initial : array of shape (d,)
-        Where chains begin as a rule.
+    points : Points
     finds_rows : bool, default False
         Whether the number of rows is chosen, too.
-    start_is_given : bool, default False
-        Whether the user has chosen where chains begin: they aren't spread over modes then.
     """
 
     def __init__(
@@ -98,17 +101,15 @@ class Tuner:
         *,
         preconditioner: Any,
         kind: str,
-        reference_point: Array | None,
-        initial: Array,
+        points: Points,
         finds_rows: bool = False,
-        start_is_given: bool = False,
     ) -> None:
         self.gradient = gradient  # the latter by order
         self.gradients = (gradient, *expansions)
         self.settings = settings
-        self.initial = initial
-        self.start_is_given = start_is_given
-        self.modes = [initial]  # a start in each, for chains in turn
+        self.initial = points.initial
+        self.start_is_given = points.is_initial_given
+        self.modes = [self.initial]  # a start in each, for chains in turn
         self.finds_rows = finds_rows and gradient.order.independent and not gradient.is_exact
         has_expansions = any(expansion is not None for expansion in expansions)
         self.may_change = has_expansions and kind == "auto"
@@ -125,7 +126,7 @@ class Tuner:
             gradient,
             expansions,
             preconditioner=preconditioner,
-            reference_point=reference_point,
+            reference_point=points.reference,
             temperature=settings.temperature,
             finds_rows=self.finds_rows,
         )

@@ -32,7 +32,7 @@ from pymc_sghmc.tuning.options import options
 from pymc_sghmc.tuning.settings import Settings
 from pymc_sghmc.tuning.setup import set_up
 from pymc_sghmc.tuning.setup_request import SetupRequest
-from pymc_sghmc.tuning.tuner import MAX_DIVERGENCES, OFTEN, SELDOM, Tuner
+from pymc_sghmc.tuning.tuner import MAX_DIVERGENCES, OFTEN, SELDOM, Points, Tuner
 
 N_ROWS, BATCH_SIZE, D = 400, 20, 2
 MANY_ROWS = 100_000  # of which all cost more than some
@@ -126,8 +126,7 @@ def tuner_of(
         settings,
         preconditioner=preconditioner,
         kind=kind,
-        reference_point=centre,
-        initial=np.zeros(D),
+        points=Points(np.zeros(D), reference=centre),
         finds_rows=finds_rows,
     )
 
