@@ -11,11 +11,14 @@ import numpy as np
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE, MAX_MULTIPLIER, ChainTuning
 from pymc_sghmc.tuning.setup import MOST_FAR_NOISE, Setup
 from pymc_sghmc.tuning.setup_request import SetupRequest
-from pymc_sghmc.tuning.sizes import RowCounts, all_rows_are_in_question, sizes_in_question
+from pymc_sghmc.tuning.sizes import (
+    RowCounts,
+    all_rows_are_in_question,
+    all_rows_may_be_used,
+    sizes_in_question,
+)
 
 __all__ = ["options", "resized"]
-
-MOST_EXACT_ROWS = 1_000_000  # that each step may evaluate where minibatches don't serve
 
 
 def options(
@@ -51,15 +54,10 @@ def options(
         tunings.append(new(order=0, noise=noise.plain, limit=limit))
     if data is None:
         return tunings
-    if setup.skewed and noise.second_order is None and _all_rows_may_be_used(data):
+    if setup.skewed and noise.second_order is None and all_rows_may_be_used(data):
         # far out on one side minibatches are noisier than the force back can bear
         return [_exact(new(order=0, noise=noise.plain), setup, data)]
     return [sized for tuning in tunings for sized in _of_sizes(tuning, setup, data)]
-
-
-def _all_rows_may_be_used(data: RowCounts) -> bool:
-    """Whether each step may evaluate all rows, as NUTS would."""
-    return all_rows_are_in_question(data) and max(data.n_rows) <= MOST_EXACT_ROWS
 
 
 def _of_sizes(tuning: ChainTuning, setup: Setup, data: RowCounts) -> list[ChainTuning]:

@@ -26,7 +26,6 @@ from pymc_sghmc.gradients.noise import RowGradient
 from pymc_sghmc.gradients.passes import Passes
 from pymc_sghmc.phases import begin_phase, count_passes
 from pymc_sghmc.tuning.all_rows_fit import fit_of_all_rows
-from pymc_sghmc.tuning.budget import WITHOUT_NOISE, work_of_step
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.curvature import (
     MAX_DENSE,
@@ -51,7 +50,7 @@ from pymc_sghmc.tuning.noise_around import (
 from pymc_sghmc.tuning.pool_report import pool_report
 from pymc_sghmc.tuning.posterior_fit import fit_posterior
 from pymc_sghmc.tuning.setup_request import SetupRequest
-from pymc_sghmc.tuning.sizes import all_rows_are_in_question, sizes_in_question
+from pymc_sghmc.tuning.sizes import all_rows_cost_little, sizes_in_question
 
 __all__ = ["MOST_FAR_NOISE", "Anchors", "Limits", "Noise", "Setup", "TunedGradient", "set_up"]
 
@@ -178,7 +177,9 @@ def set_up(
         measured = _measured(gradient, expansions, fit, metric, temperature, most_far)
         count_passes(measured.passes)
     noise = measured.noise
-    if is_automatic and not (finds_rows and _takes_all_rows(gradient.data, noise)):
+    # where a step takes all rows, no direction is noisy
+    may_be_exact = finds_rows and noise.second_order is None
+    if is_automatic and not (may_be_exact and all_rows_cost_little(gradient.data, start.size)):
         metric, curvature, noise = _with_noisy_directions_shrunk(metric, curvature, noise)
     has_unit_scale = is_automatic and isinstance(metric, Dense)
     far_limit = np.inf
@@ -204,17 +205,6 @@ def set_up(
         skewed=tuple(dict.fromkeys(edge.place for edge in measured.far_out.edges)),
         rewrite_states=tuple(rewrite.state for rewrite in gradient.density.rewrites),
     )
-
-
-def _takes_all_rows(data: Any, noise: Noise) -> bool:
-    """Whether a step will take all rows in any case, so that no direction is noisy."""
-    if noise.second_order is not None or not all_rows_are_in_question(data):
-        return False
-    if not any(data.is_noisy):
-        return True
-    [n, *_] = data.noisy_batch_sizes
-    d = noise.plain.size
-    return work_of_step(d, max(data.n_rows)) < WITHOUT_NOISE * work_of_step(d, 2 * n)
 
 
 def _metric(

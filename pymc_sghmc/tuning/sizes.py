@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["RowCounts", "all_rows_are_in_question", "sizes_in_question"]
+from pymc_sghmc.tuning.budget import WITHOUT_NOISE, work_of_step
+
+__all__ = [
+    "RowCounts",
+    "all_rows_are_in_question",
+    "all_rows_cost_little",
+    "all_rows_may_be_used",
+    "sizes_in_question",
+]
 
 FEW = (10, 20, 50, 100, 200)  # rows, beside those that the noise is measured with
 MANY = (1000, 2000, 5000)
@@ -13,6 +21,7 @@ SIZES = (100, 200, *MANY), (100, 200, *MANY), (*FEW, *MANY)  # by the order of t
 FEWEST = 2
 FEWEST_OF_FEW = 10
 MANY_CLUSTERS = 1000
+MOST_EXACT_ROWS = 1_000_000  # that each step may evaluate where minibatches don't serve
 
 
 class RowCounts(Protocol):
@@ -66,3 +75,18 @@ def all_rows_are_in_question(data: RowCounts) -> bool:
     Not of clusters, nor of a source's.
     """
     return bool(data.rows_of_each == 1 and data.n_at_hand == data.n_rows)
+
+
+def all_rows_may_be_used(data: RowCounts) -> bool:
+    """Whether each step may evaluate all rows, as NUTS would, where minibatches don't serve."""
+    return all_rows_are_in_question(data) and max(data.n_rows) <= MOST_EXACT_ROWS
+
+
+def all_rows_cost_little(data: RowCounts, d: int) -> bool:
+    """Whether a step of all rows costs so little more than one of few that it will take all."""
+    if not all_rows_are_in_question(data):
+        return False
+    if not any(data.is_noisy):
+        return True
+    [n, *_] = data.noisy_batch_sizes
+    return work_of_step(d, max(data.n_rows)) < WITHOUT_NOISE * work_of_step(d, 2 * n)
