@@ -1,13 +1,25 @@
-"""Records that hold arrays, compared by value. Knows no record in particular."""
+"""Records that hold arrays, compared by value, and copies. Knows no record in particular."""
 
 import math
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["ByValue"]
+__all__ = ["ByValue", "copied"]
+
+Instance = TypeVar("Instance")
+
+
+def copied(instance: Instance, **changes: Any) -> Instance:
+    """Return a copy with the very same attributes but for ``changes``.
+
+    `copy.copy` would take what the instance has for a pickle, which is less.
+    """
+    copy = object.__new__(type(instance))
+    copy.__dict__.update({**instance.__dict__, **changes})
+    return copy
 
 
 class ByValue:

@@ -13,6 +13,7 @@ from pymc_sghmc.gradients.expansion import Expansion
 from pymc_sghmc.gradients.passes import Passes
 from pymc_sghmc.gradients.row_weights import RowWeights, Symbolic, symbolic_weights
 from pymc_sghmc.protocols import Array
+from pymc_sghmc.records import copied
 from pymc_sghmc.rows.data import InMemory, Minibatch
 from pymc_sghmc.rows.orders import Order
 
@@ -32,22 +33,17 @@ class AroundCentre:
     _own: tuple[str, ...] = "density", "data", "passes"  # attributes of which a copy has its own
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        for name in self._own:
-            setattr(copied, name, deepcopy(getattr(self, name), memo))
+        own = {name: deepcopy(getattr(self, name), memo) for name in self._own}
         if self.anchor is not None:
-            copied.anchor = self.anchor._replace(order=deepcopy(self.anchor.order, memo))
-        return copied
+            own["anchor"] = self.anchor._replace(order=deepcopy(self.anchor.order, memo))
+        return copied(self, **own)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_symbols": None, "_placed": None}
 
     def without_anchor(self) -> Self:
         """Return one that knows of no rows, for passes over them."""
-        bare = object.__new__(type(self))
-        bare.__dict__.update(self.__dict__, anchor=None, _function=None, _placed=None)
-        return bare
+        return copied(self, anchor=None, _function=None, _placed=None)
 
     @property
     def order(self) -> Order:

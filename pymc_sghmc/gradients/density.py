@@ -23,6 +23,7 @@ from pymc_sghmc.models.graphs import parts_of_vector
 from pymc_sghmc.models.jumps import conditional_unknowns
 from pymc_sghmc.models.row_model import RowModel
 from pymc_sghmc.protocols import Array
+from pymc_sghmc.records import copied
 
 __all__ = ["Density", "Graph", "LogDensity"]
 
@@ -299,9 +300,7 @@ class LogDensity(Density):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # Copies of a step share the data, the model's containers and the compiled function.
-        copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        return copied
+        return copied(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers get no graph, which holds the model's containers; of data they get those of

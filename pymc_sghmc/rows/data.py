@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 from pymc_sghmc.models.contract import Group
 from pymc_sghmc.models.graphs import array_of, odd_values
 from pymc_sghmc.protocols import Array
+from pymc_sghmc.records import copied
 from pymc_sghmc.rows.files import MappedFile, mapped_file
 
 __all__ = ["Chunk", "InMemory", "Minibatch", "Minibatches", "PoolPlan", "rows_per_chunk"]
@@ -294,9 +295,7 @@ class InMemory:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        return copied
+        return copied(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers get the data as they are now, not the model's containers.

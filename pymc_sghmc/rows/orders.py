@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from pymc_sghmc.protocols import Array
+from pymc_sghmc.records import copied
 from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch, Minibatches
 
 __all__ = ["ByLeverage", "Even", "Order", "Place", "WithReplacement", "type_of_row_numbers"]
@@ -156,9 +157,7 @@ class ByLeverage:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        copied = object.__new__(type(self))
-        copied.__dict__.update({**self.__dict__, "data": deepcopy(self.data, memo)})
-        return copied
+        return copied(self, data=deepcopy(self.data, memo))
 
 
 def type_of_row_numbers(n_rows: int) -> type[np.signedinteger[Any]]:

@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 from pymc_sghmc.models.contract import Group
 from pymc_sghmc.models.graphs import odd_values
 from pymc_sghmc.protocols import Array
+from pymc_sghmc.records import copied
 from pymc_sghmc.rows.data import Chunk, InMemory, Minibatch, Minibatches, PoolPlan
 from pymc_sghmc.rows.orders import Even, Place
 from pymc_sghmc.rows.reading import ReadAhead, Reader
@@ -195,9 +196,7 @@ class Streamed(InMemory):
         return odd_values(array[rows] for array in minibatch.arrays)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        copied = super().__deepcopy__(memo)
-        copied._window = copied._ahead = None
-        return copied
+        return copied(self, _window=None, _ahead=None)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_window": None, "_ahead": None}
