@@ -17,6 +17,7 @@ from pymc_sghmc.diagnostics.full_data import (
     posterior_draws,
     refuse_other_rows,
     rows_of_step,
+    side_by_side,
     unconstrained_draws,
 )
 from pymc_sghmc.diagnostics.mixing import mixing
@@ -137,8 +138,7 @@ def check_bias(
     draws = unconstrained_draws(model, {name: values[:, kept] for name, values in draws.items()})
     gradients = rows.gradients({name: values[:, at] for name, values in draws.items()})
     values = [draws[value.name] for value in model.continuous_value_vars]
-    positions = np.concatenate([v.reshape(n_chains, len(kept), -1) for v in values], axis=-1)
-    positions = positions.astype(float)  # (chain, draw, d)
+    positions = side_by_side(values).astype(float)
     names, groups = _names(idata.posterior, parameters, [v.shape[2:] for v in values])
 
     finite = np.isfinite(positions).all(axis=-1)  # (chain, draw)

@@ -5,7 +5,7 @@ all data: its log-density is put together from its rows. Knows PyMC models and w
 returned; of steps only that they may have other rows than the model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ __all__ = [
     "refuse_other_rows",
     "rows_of_run",
     "rows_of_step",
+    "side_by_side",
     "unconstrained_draws",
 ]
 
@@ -135,6 +136,13 @@ def unconstrained_draws(
                     raise _wrong_shape(rv, draws[rv.name], caller)
                 result[at] = output
     return {value.name: result for value, result in zip(values, results, strict=True)}
+
+
+def side_by_side(draws: Sequence[np.ndarray]) -> np.ndarray:
+    """Return draws of parameters, (chain, draw, ...) each, as positions, (chain, draw, d)."""
+    n_chains, n_draws = draws[0].shape[:2]
+    flat = [values.reshape(n_chains, n_draws, -1) for values in draws]
+    return np.concatenate(flat, axis=-1)
 
 
 class ModelRows:

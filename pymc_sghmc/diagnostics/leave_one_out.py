@@ -26,11 +26,11 @@ from pymc_sghmc.diagnostics.full_data import (
     posterior_draws,
     refuse_other_rows,
     rows_of_run,
+    side_by_side,
     unconstrained_draws,
 )
 from pymc_sghmc.diagnostics.temperatures import (
-    draw_weights,
-    evenly_by_weight,
+    some_draws,
     step_statistics,
     target_temperature,
 )
@@ -333,8 +333,7 @@ def _rows(
 
 def _draws(idata: Any, model: Model, n_draws: int) -> _Draws:
     """Choose draws, evenly by their weight, and map them to the space of the value variables."""
-    steps = step_statistics(idata)
-    temperature = target_temperature(steps, "loo")
+    temperature = target_temperature(step_statistics(idata), "loo")
     if temperature != 1.0:
         raise ValueError(
             f"loo: this run has the temperature {temperature:g}, so that its draws aren't those of "
@@ -343,11 +342,7 @@ def _draws(idata: Any, model: Model, n_draws: int) -> _Draws:
     draws = posterior_draws(idata, model, "loo")
     if not draws:
         raise ValueError("loo: the model has no parameters.")
-    n_chains, n_all = next(iter(draws.values())).shape[:2]
-    chosen = evenly_by_weight(draw_weights(steps, n_chains, n_all), max(1, n_draws // n_chains))
-    chains = np.arange(n_chains)[:, None]
-    draws = {rv: values[chains, chosen] for rv, values in draws.items()}
-    by_name = unconstrained_draws(model, draws, "loo")
+    by_name = unconstrained_draws(model, some_draws(idata, draws, n_draws), "loo")
     values = [by_name[variable.name] for variable in model.value_vars]
     axes = [tuple(range(2, array.ndim)) for array in values]
     finite = np.all(
@@ -380,8 +375,8 @@ def _relative_efficiency(draws: _Draws, model: Model) -> float:
     values = [draws.by_name[variable.name] for variable in model.continuous_value_vars]
     if not values or len(values[0]) == 1:
         return 1.0
-    n_chains, n_draws = values[0].shape[:2]
-    positions = np.concatenate([v.reshape(n_chains, n_draws, -1) for v in values], axis=-1)
+    positions = side_by_side(values)
+    n_chains, n_draws = positions.shape[:2]
     every = max(1, positions.shape[-1] // MOST_PARAMETERS)
     data = xr.Dataset({"x": (("chain", "draw", "parameter"), positions[..., ::every])})
     with np.errstate(all="ignore"):

@@ -1,5 +1,6 @@
 """The temperatures of a run, and the warning if they are wrong. Knows no steps, no models."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import arviz as az
@@ -11,13 +12,12 @@ __all__ = [
     "StepStatistics",
     "configurational_temperature",
     "draw_weights",
-    "evenly_by_weight",
     "mean_and_error",
+    "some_draws",
     "step_statistics",
     "target_temperature",
     "temperature_warnings",
 ]
-
 
 MIN_DRAWS = 100  # over all chains; the error of a mean over fewer correlated draws is too small
 
@@ -72,12 +72,24 @@ def draw_weights(steps: list[StepStatistics], n_chains: int, n_all: int) -> np.n
     return np.ones((n_chains, n_all))
 
 
-def evenly_by_weight(weights: np.ndarray, n_draws: int) -> np.ndarray:
-    """Return the numbers of draws of each chain, (chain, n), evenly spaced by their weights."""
-    n_draws = min(n_draws, int((weights > 0).sum(axis=1).min()))
-    places = (np.arange(n_draws) + 0.5) / n_draws
+def some_draws(idata: Any, draws: Mapping[str, np.ndarray], n_draws: int) -> dict[str, np.ndarray]:
+    """Return so many draws of all chains, evenly spaced by their weights.
+
+    Parameters
+    ----------
+    idata : InferenceData or DataTree
+    draws : dict of {str: array}
+        All draws of each parameter, (chain, draw, ...).
+    n_draws : int
+    """
+    n_chains, n_all = next(iter(draws.values())).shape[:2]
+    weights = draw_weights(step_statistics(idata), n_chains, n_all)
+    n = min(max(1, n_draws // n_chains), int((weights > 0).sum(axis=1).min()))
+    places = (np.arange(n) + 0.5) / n
     sums = np.cumsum(weights, axis=1)
-    return np.array([np.searchsorted(total, places * total[-1]) for total in sums])
+    chosen = np.array([np.searchsorted(total, places * total[-1]) for total in sums])
+    chains = np.arange(n_chains)[:, None]
+    return {name: values[chains, chosen] for name, values in draws.items()}
 
 
 def mean_and_error(

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pymc_sghmc.bambi_draws import pymc_model_and_draws
 from pymc_sghmc.checks import quoted, true_or_false, whole_steps
 from pymc_sghmc.diagnostics.full_data import given_rows
-from pymc_sghmc.diagnostics.temperatures import draw_weights, evenly_by_weight, step_statistics
+from pymc_sghmc.diagnostics.temperatures import some_draws
 from pymc_sghmc.models.graphs import array_of, data_leaves, observed_variables
 from pymc_sghmc.predictions.store import PredictionStore, StoredVariable
 from pymc_sghmc.protocols import Array
@@ -256,18 +256,13 @@ class _Draws:
         self.parameters = [rv for rv in model.free_RVs if rv.name in posterior]
         if not self.parameters:
             raise ValueError(f"{NAME}: idata.posterior has no draws of the model's parameters.")
-        values = [
-            posterior[rv.name].transpose("chain", "draw", ...).values for rv in self.parameters
-        ]
-        n_chains, n_all = values[0].shape[:2]
-        weights = draw_weights(step_statistics(idata), n_chains, n_all)
-        chosen = evenly_by_weight(weights, max(1, n_draws // n_chains))
-        chains = np.arange(n_chains)[:, None]
-        self.values = [
-            array[chains, chosen].astype(rv.dtype)
-            for rv, array in zip(self.parameters, values, strict=True)
-        ]
-        self.shape = chosen.shape
+        draws = {
+            rv.name: posterior[rv.name].transpose("chain", "draw", ...).values
+            for rv in self.parameters
+        }
+        draws = some_draws(idata, draws, n_draws)
+        self.values = [draws[rv.name].astype(rv.dtype) for rv in self.parameters]
+        self.shape = self.values[0].shape[:2]
         self.chains = np.asarray(posterior[self.parameters[0].name]["chain"].values)
         for rv, array in zip(self.parameters, self.values, strict=True):
             shape = tuple(int(n) for n in np.atleast_1d(rv.shape.eval())) if rv.ndim else ()

@@ -17,6 +17,7 @@ from pymc_sghmc.diagnostics.full_data import (
     given_rows,
     posterior_draws,
     rows_of_run,
+    side_by_side,
     unconstrained_draws,
 )
 from pymc_sghmc.diagnostics.mixing import mixing, not_mixed
@@ -157,12 +158,9 @@ def _positions(idata: Any, model: Model) -> tuple[Array, Unknowns]:
     draws = posterior_draws(idata, model, "prior_from")
     draws = unconstrained_draws(model, draws, "prior_from")
     unknowns = Unknowns(model.continuous_value_vars, model.initial_point())
-    arrays = [draws[name] for name in unknowns.names]
-    n_chains, n_draws = arrays[0].shape[:2]
-    positions = np.concatenate([a.reshape(n_chains, n_draws, -1) for a in arrays], axis=-1)
-    steps = step_statistics(idata)
-    counts = np.ones(n_draws, dtype=bool)
-    for step in steps:
+    positions = side_by_side([draws[name] for name in unknowns.names])
+    counts = np.ones(positions.shape[1], dtype=bool)
+    for step in step_statistics(idata):
         counts &= (step.weight > 0).all(axis=0)  # others explore, at another temperature
         weights = step.weight[:, counts]
         targets = step.target[:, counts]
