@@ -8,15 +8,13 @@ import math
 import os
 import pathlib
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pymc.model import Model
 from pymc.pytensorf import compile, reseed_rngs
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.random.type import RandomType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -24,17 +22,14 @@ from pymc_sghmc.bambi_draws import pymc_model_and_draws
 from pymc_sghmc.checks import quoted, true_or_false, whole_steps
 from pymc_sghmc.diagnostics.full_data import given_rows
 from pymc_sghmc.diagnostics.temperatures import some_draws
-from pymc_sghmc.models.graphs import array_of, data_leaves, observed_variables
+from pymc_sghmc.models.graphs import observed_variables
+from pymc_sghmc.predictions.rows_to_predict import RowsToPredict, old_values
 from pymc_sghmc.predictions.store import PredictionStore, StoredVariable
 from pymc_sghmc.protocols import Array
-from pymc_sghmc.rows.containers import Container, containers_of
-from pymc_sghmc.rows.given_data import given_data
-from pymc_sghmc.rows.reading import Reader
 
 __all__ = ["predict_in_blocks"]
 
 BLOCK_BYTES = 2**26  # of predictions in memory at a time
-FEW_ROWS = 1000  # that tell data from others
 NAME = "predict_in_blocks"
 
 
@@ -116,7 +111,7 @@ def predict_in_blocks(
     given = given_rows(model, NAME)
     idata, model = pymc_model_and_draws(idata, model if given is None else given.model, NAME)
     names = _names(model, var_names)
-    rows = _Rows(model, data)
+    rows = RowsToPredict(model, data)
     draws = _Draws(idata, model, whole_steps("n_draws", n_draws, "draws"))
     true_or_false("progressbar", progressbar)
     if block_rows is None:
@@ -131,7 +126,7 @@ def predict_in_blocks(
         "model_digest": hashlib.sha256(model.str_repr().encode()).hexdigest()[:16],
     }
     store = PredictionStore(path, NAME, made_of, random_seed)
-    with _old_values(model):
+    with old_values(model):
         draws.complete(model, store.random_seed, compile_kwargs)
         forward = _Forward(model, names, draws, compile_kwargs)
         variables = forward.variables(rows)
@@ -162,90 +157,6 @@ def _names(model: Model, var_names: str | Sequence[str] | None) -> list[str]:
             f"model, {quoted(model.named_vars)}."
         )
     return names
-
-
-class _Rows:
-    """The rows to predict, put into the model's containers block by block."""
-
-    def __init__(self, model: Model, data: Any) -> None:
-        self._model = model
-        self._containers = containers_of(model)
-        taken = _without_outcomes(model, self._containers)
-        arrays, source = given_data(data, self._containers, taken)
-        assert arrays is not None
-        self._arrays = arrays
-        self._names = list(arrays)
-        self._reader: Reader | None = None
-        if source is None:
-            self.n = len(arrays[self._names[0]])
-        else:
-            self.n = source.rows_per_pass
-            self._reader = Reader(source, self._names, None)
-        in_model = {self._containers[name].shape[0] for name in self._names}
-        self._filled = [  # outcomes, whose values don't matter
-            name
-            for name in self._containers.keys() - taken.keys() - set(self._names)
-            if self._containers[name].shape[:1] and self._containers[name].shape[0] in in_model
-        ]
-
-    def digest(self) -> str:
-        """Return what tells these rows from others: a hash of some of them."""
-        n_few = min(self.n, FEW_ROWS)
-        if self._reader is None:
-            few = np.linspace(0, self.n - 1, n_few).astype(int)
-            arrays: Sequence[Array] = [self._arrays[name][few] for name in self._names]
-        else:
-            arrays = self._reader.read(0, n_few)
-        digest = hashlib.sha256()
-        for name, array in zip(self._names, arrays, strict=True):
-            digest.update(name.encode())
-            digest.update(np.ascontiguousarray(array))
-        return digest.hexdigest()[:16]
-
-    def put(self, start: int, stop: int) -> None:
-        """Put some rows into the model's containers."""
-        if self._reader is None:
-            arrays: Sequence[Array] = [self._arrays[name][start:stop] for name in self._names]
-        else:
-            arrays = self._reader.read(start, stop - start)
-        for name, array in zip(self._names, arrays, strict=True):
-            self._set(name, array, start)
-        for name in self._filled:
-            shape = (stop - start, *self._containers[name].shape[1:])
-            self._set(name, np.zeros(shape), start)
-
-    def _set(self, name: str, array: Array, start: int) -> None:
-        container = self._containers[name]
-        values = np.asarray(array, dtype=container.dtype)
-        _set_rows(self._model, name, values, np.arange(start, start + len(values)))
-
-
-def _set_rows(model: Model, name: str, values: Array, labels: Any) -> None:
-    """Put values into a container, and give its leading dim their number.
-
-    ``pm.set_data`` does that, too, but fails where a dim has no name (PyMC 5.28 and 6.4).
-    """
-    model[name].set_value(values)
-    for dim in model.named_vars_to_dims.get(name, ())[:1]:
-        # of others the length is that of the data themselves
-        if dim is not None and isinstance(model.dim_lengths[dim], SharedVariable):
-            has_labels = model.coords.get(dim) is not None
-            model.set_dim(dim, len(values), labels if has_labels else None)
-
-
-def _without_outcomes(model: Model, containers: Mapping[str, Container]) -> dict[str, Container]:
-    """Return the containers that predictions depend on: others hold outcomes alone."""
-    observed = {
-        leaf.name
-        for variable in observed_variables(model)
-        for leaf in data_leaves(model.rvs_to_values[variable])
-    }
-    used = {
-        leaf.name
-        for variable in model.basic_RVs + model.deterministics
-        for leaf in data_leaves(variable)
-    }
-    return {name: c for name, c in containers.items() if name in used or name not in observed}
 
 
 class _Draws:
@@ -338,7 +249,7 @@ class _Forward:
         """Begin the random numbers of a block, whichever blocks came before."""
         reseed_rngs(_generators(self._function), [random_seed, block + 1])
 
-    def variables(self, rows: _Rows) -> list[StoredVariable]:
+    def variables(self, rows: RowsToPredict) -> list[StoredVariable]:
         """Return what is predicted, or refuse what doesn't follow the number of rows."""
         by_count = {}
         for n in sorted({1, min(2, rows.n)}):
@@ -385,19 +296,6 @@ class _Forward:
             for whole, value in zip(out, values, strict=True):
                 whole[chain, draw] = value
         return out
-
-
-@contextmanager
-def _old_values(model: Model) -> Iterator[None]:
-    """Put the values that the model's data containers have now back at the end."""
-    values = {variable.name: array_of(variable).copy() for variable in model.data_vars}
-    coords = dict(model.coords)
-    try:
-        yield
-    finally:
-        for name, array in values.items():
-            dims = model.named_vars_to_dims.get(name, ())
-            _set_rows(model, name, array, coords.get(dims[0]) if dims else None)
 
 
 def _progress(is_shown: bool) -> Progress:
