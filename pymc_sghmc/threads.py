@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from pymc_sghmc.compat import one_blas_thread
+from pymc_sghmc.pymc_hooks import one_blas_thread
 
 __all__ = ["in_order", "n_threads"]
 

@@ -9,8 +9,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "pymc_sghmc"
 GROUND = {
-    "bambi_draws", "checks", "compat", "exceptions", "interrupts", "memory", "phases", "protocols", "records",
-    "schedules", "threads",
+    "bambi_draws", "checks", "compat", "exceptions", "interrupts", "memory", "phases", "protocols",
+    "pymc_hooks", "records", "schedules", "threads",
 }  # fmt: skip
 # What each wing may import besides the ground, from the top of the house down.
 WINGS = {

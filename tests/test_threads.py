@@ -18,8 +18,8 @@ from pytensor.compile.builders import OpFromGraph
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from pymc_sghmc import SGHMC
-from pymc_sghmc.compat import one_blas_thread
 from pymc_sghmc.loops.numpy_mode import ThreadSafe, compile_for_many_rows
+from pymc_sghmc.pymc_hooks import one_blas_thread
 from pymc_sghmc.threads import in_order, n_threads
 
 several = pytest.mark.skipif(n_threads() == 1, reason="this process may use one core only")

@@ -27,10 +27,11 @@ from rich.progress import TextColumn
 from rich.table import Column
 
 from pymc_sghmc.checks import continuous_variables, is_number, starting_point
-from pymc_sghmc.compat import ChainSetup, raveled_function
+from pymc_sghmc.compat import ChainSetup
 from pymc_sghmc.exact.leapfrog import Density
 from pymc_sghmc.interrupts import DelayedInterrupt
 from pymc_sghmc.protocols import Array
+from pymc_sghmc.pymc_hooks import raveled_function
 
 __all__ = ["HamiltonianStep"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from pymc_sghmc.compat import one_blas_thread
+from pymc_sghmc.pymc_hooks import one_blas_thread
 from pymc_sghmc.rows.array_loader import Block
 from pymc_sghmc.rows.containers import StreamError, library_of
 from pymc_sghmc.rows.partitions import PartitionSum, PartitionTask, Refusal, added

@@ -19,8 +19,9 @@ import numpy as np
 
 from pymc.backends.base import BaseTrace
 
-from pymc_sghmc.compat import StoredChainTrace, end_with_parent
+from pymc_sghmc.compat import StoredChainTrace
 from pymc_sghmc.interrupts import DelayedInterrupt
+from pymc_sghmc.pymc_hooks import end_with_parent
 from pymc_sghmc.runs.states import decoded, encoded
 from pymc_sghmc.runs.stored_chain import ChainState, StoredChain
 

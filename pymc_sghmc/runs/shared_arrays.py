@@ -24,8 +24,8 @@ from typing import IO, Any, Literal, NamedTuple
 import cloudpickle
 import numpy as np
 
-from pymc_sghmc.compat import pickles_for_chains
 from pymc_sghmc.memory import memory_owner
+from pymc_sghmc.pymc_hooks import pickles_for_chains
 
 __all__ = ["ByHandle", "Handle", "attach", "dumps", "loads", "share"]
 

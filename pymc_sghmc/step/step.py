@@ -22,7 +22,7 @@ from pymc_sghmc.checks import (
     starting_point,
     unconstrained_point,
 )
-from pymc_sghmc.compat import ChainSetup, add_end_of_run_check
+from pymc_sghmc.compat import ChainSetup
 from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.diagnostics.stand_ins import log_likelihood_warnings
 from pymc_sghmc.exceptions import ChainError, NonFinite, SamplingStopped
@@ -31,6 +31,7 @@ from pymc_sghmc.hierarchy.rewrites import integrated_effects
 from pymc_sghmc.interrupts import DelayedInterrupt
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.unknowns import Unknowns
+from pymc_sghmc.pymc_hooks import add_end_of_run_check
 from pymc_sghmc.rows.files import DataFileError, whole_files
 from pymc_sghmc.runs.shared_arrays import ByHandle
 from pymc_sghmc.step.all_rows import GivenRows
