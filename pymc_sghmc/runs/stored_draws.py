@@ -141,41 +141,33 @@ def datasets(
     """
     at = {"chain": [chain.chain for chain in chains], "draw": np.arange(len(draws))}
     variables = {}
-    sizes: dict[str, int] = {}
     for name, (shape, dtype, dims) in layout["variables"].items():
         dims = dims or [f"{name}_dim_{i}" for i in range(len(shape))]
         variables[name] = _variable(_Draws([f"variable {name}"], chains, draws, shape, dtype), dims)
-        sizes |= dict(zip(dims, shape, strict=True))
-    posterior = xr.Dataset(variables, coords=at | _labels(sizes, coords), attrs=attrs)
+    statistics = _statistics(chains, layout["stats"], draws)
     return {
-        "posterior": posterior,
-        "sample_stats": _statistics(chains, layout["stats"], draws, at, attrs),
+        "posterior": _dataset(variables, coords, at, attrs),
+        "sample_stats": _dataset(statistics, {}, at, attrs),
     }
 
 
 def _statistics(
-    chains: Sequence[StoredChain],
-    stats: Sequence[Mapping[str, str]],
-    draws: range,
-    at: Mapping[str, Any],
-    attrs: Mapping[str, Any],
-) -> xr.Dataset:
+    chains: Sequence[StoredChain], stats: Sequence[Mapping[str, str]], draws: range
+) -> dict[str, xr.Variable]:
     """Return statistics; those of several samplers have one more dim."""
     dtypes: dict[str, str] = {}
     for sampler in stats:
         for name, dtype in sampler.items():
             dtypes.setdefault(name, dtype)
     variables = {}
-    numbers: dict[str, np.ndarray] = {}
     for stored_name, dtype in dtypes.items():
         if stored_name in LEFT_OUT:
             continue
         members = [f"stat {i} {stored_name}" for i, own in enumerate(stats) if stored_name in own]
         name = NAMES.get(stored_name, stored_name)
         dims = [f"{name}_dim_0"] if len(members) > 1 else []
-        numbers |= {dim: np.arange(len(members)) for dim in dims}
         variables[name] = _variable(_Draws(members, chains, draws, (), dtype), dims)
-    return xr.Dataset(variables, coords={**at, **numbers}, attrs=attrs)
+    return variables
 
 
 def _labels_of(values: Any) -> np.ndarray:
@@ -199,20 +191,25 @@ def data_of(model: pm.Model) -> dict[str, xr.Dataset]:
         ("constant_data", find_constants(model)),
     ):
         variables = {}
-        sizes: dict[str, int] = {}
         for name, values in arrays.items():
             values = np.asarray(values)
             names = dims.get(name) or [f"{name}_dim_{i}" for i in range(values.ndim)]
-            variables[name] = names, values
-            sizes |= dict(zip(names, values.shape, strict=True))
+            variables[name] = xr.Variable(names, values)
         if variables:
-            groups[group] = xr.Dataset(variables, coords=_labels(sizes, coords))
+            groups[group] = _dataset(variables, coords)
     return groups
 
 
-def _labels(sizes: Mapping[str, int], coords: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the coordinates of dims: the model's where it has as many."""
-    return {
-        dim: _labels_of(coords[dim]) if dim in coords and len(coords[dim]) == n else np.arange(n)
-        for dim, n in sizes.items()
-    }
+def _dataset(
+    variables: Mapping[str, xr.Variable],
+    coords: Mapping[str, Any],
+    at: Mapping[str, Any] | None = None,
+    attrs: Mapping[str, Any] | None = None,
+) -> xr.Dataset:
+    """Return variables with the coordinates of their dims: the model's where it has as many."""
+    labels: dict[Any, Any] = dict(at or {})
+    for variable in variables.values():
+        for dim, n in variable.sizes.items():
+            is_labelled = dim in coords and len(coords[str(dim)]) == n
+            labels.setdefault(dim, _labels_of(coords[str(dim)]) if is_labelled else np.arange(n))
+    return xr.Dataset(variables, coords=labels, attrs=attrs)
