@@ -4,17 +4,17 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, Self
 
+import numpy as np
 import pytensor.tensor as pt
 
 from pytensor.graph.replace import clone_replace
 
-from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.expansion import Expansion
-from pymc_sghmc.gradients.passes import Passes
+from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.row_weights import RowWeights, Symbolic, symbolic_weights
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.records import copied
-from pymc_sghmc.rows.data import InMemory, Minibatch
+from pymc_sghmc.rows.data import Minibatch
 from pymc_sghmc.rows.orders import Order
 
 __all__ = ["AroundCentre", "AroundExpansion"]
@@ -24,13 +24,22 @@ class AroundCentre:
     """A gradient with an ``anchor``: what it knows of all rows, and in which order it draws them.
 
     A copy has its own density, data and orders, as chains do; compiled functions stay the same.
+
+    Parameters
+    ----------
+    gradient : MinibatchGradient
     """
 
-    density: LogDensity
-    data: InMemory
-    passes: Passes
     anchor: Any  # `Anchor` or `Expansion`; None before `set_centre`
     _own: tuple[str, ...] = "density", "data", "passes"  # attributes of which a copy has its own
+    _placed: RowWeights | None
+
+    def __init__(self, gradient: MinibatchGradient) -> None:
+        self.density = gradient.density
+        self.data = gradient.data
+        self.passes = gradient.passes
+        self._one = np.ones((), dtype=self.density.weights_dtype)
+        self.anchor = self._placed = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         own = {name: deepcopy(getattr(self, name), memo) for name in self._own}
@@ -61,8 +70,6 @@ class AroundExpansion(AroundCentre):
     anchor: Expansion
     _function: Callable[..., Any]
     _symbols: tuple[Any, ...]
-    _one: Array
-    _placed: RowWeights | None
 
     def __call__(self, position: Array, minibatch: Minibatch) -> tuple[Array, Array]:
         """Log-density and gradient at ``position``."""

@@ -57,13 +57,10 @@ class ControlVariates(AroundCentre):
     anchor: Anchor
     row_function: Any  # compiled; None where rows are not drawn independently
     _symbols: tuple[Any, ...] | None
-    _placed: RowWeights | None
     _own = (*AroundCentre._own, "_plain_order")
 
     def __init__(self, gradient: MinibatchGradient) -> None:
-        self.density = gradient.density
-        self.data = gradient.data
-        self.passes = gradient.passes
+        super().__init__(gradient)
         self._plain_order = gradient.order
         self._symbols = self.row_function = None
         if gradient.order.independent:
@@ -71,9 +68,7 @@ class ControlVariates(AroundCentre):
             by_row = [rows[:, None] for rows in self.density.graph.by_row]
             self.row_function = self.density.row_function(by_row if terms is None else terms)
         self.has_tables = self._symbols is not None
-        self._one = np.ones((), dtype=self.density.weights_dtype)
         self._zero = np.zeros_like(self._one)
-        self.anchor = self._placed = None  # type: ignore[assignment]
 
     def set_centre(self, centre: Array, metric: Metric) -> int:
         """Take θ̂, and a metric of the posterior's width; return the passes over all rows."""

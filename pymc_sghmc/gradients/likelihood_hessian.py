@@ -21,6 +21,7 @@ from scipy.sparse import csr_array, vstack
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.jacobians import Jacobian
+from pymc_sghmc.gradients.passes import Passes
 from pymc_sghmc.gradients.row_inputs import ChunkInputs, in_parts, with_inputs
 from pymc_sghmc.gradients.second_derivatives import BLOCK_ROWS, SecondDerivatives
 from pymc_sghmc.protocols import Array
@@ -215,14 +216,10 @@ class LikelihoodHessian:
 
     def _prior_is_right(self) -> bool:
         """Whether the prior's gradient at many positions is that at each of them."""
-        d = self._density.d
-        positions = 0.1 * np.random.default_rng(2).standard_normal((2, d))
-        weights_type = self._density.weights_dtype
-        one = np.ones((), dtype=weights_type)
-        minibatch = self._data.part(None, None)
-        none = [np.zeros(rows.size, dtype=weights_type) for rows in minibatch.rows]
+        positions = 0.1 * np.random.default_rng(2).standard_normal((2, self._density.d))
+        passes = Passes(self._density, self._data)
         with np.errstate(all="ignore"):
-            of_each = [self._density(x, one, none, *minibatch)[1] for x in positions]
+            of_each = [passes.prior(x)[1] for x in positions]
             [of_all] = self._gradients_without_rows(positions, np.zeros_like(positions))
         return bool(np.allclose(of_all, of_each, rtol=1e-6, atol=1e-6, equal_nan=True))
 

@@ -60,10 +60,8 @@ class SecondOrder(AroundExpansion):
         derivatives: SecondDerivatives,
         has_sparse_hessian: bool,
     ) -> None:
+        super().__init__(gradient)
         slopes = derivatives.slopes
-        self.density = gradient.density
-        self.data = gradient.data
-        self.passes = gradient.passes
         self.quadratics = slopes.quadratics
         self.derivatives = derivatives
         self.coordinates = derivatives.coordinates
@@ -102,8 +100,6 @@ class SecondOrder(AroundExpansion):
         inputs = [own, graph.prior_weight, *graph.row_weights, *graph.rows, *self._symbols[2]]
         inputs += [*graph.arrays, *graph.given]
         self._function = self.density.compiled(inputs, [logp, grad])
-        self._one = np.ones((), dtype=self.density.weights_dtype)
-        self.anchor = self._placed = None  # type: ignore[assignment]
 
     def is_right(self, centre: Array, metric: Metric) -> bool:
         """Whether what was cut from the model's graph is the model: if not, it isn't to be used."""

@@ -41,9 +41,7 @@ class ClusterQuadratics(AroundExpansion):
     """
 
     def __init__(self, gradient: MinibatchGradient) -> None:
-        self.density = gradient.density
-        self.data = gradient.data
-        self.passes = gradient.passes
+        super().__init__(gradient)
         graph = self.density.graph
         d = self.density.d
         own = graph.position
@@ -66,8 +64,6 @@ class ClusterQuadratics(AroundExpansion):
         inputs = [own, graph.prior_weight, weights, units, *self._symbols[2], *others]
         self._function = self.density.compiled(inputs, [logp, grad])
         self.by_unit = self.density.row_function([rows[:, None] for rows in graph.by_row])
-        self._one = np.ones((), dtype=self.density.weights_dtype)
-        self.anchor = self._placed = None  # type: ignore[assignment]
 
     def is_right(self, centre: Array, metric: Metric) -> bool:
         """Whether it may be used: it is the model's own gradient, with what sums to nothing."""
