@@ -246,7 +246,7 @@ def _rows(
 def _say_what_is_used_whole(model: Model) -> None:
     """Name potentials that are computed from arrays at every step, beside minibatches."""
     for potential in model.potentials:
-        lengths = [len(array_of(source)) for source in data_leaves(potential)]
+        lengths = [array_of(source).shape[0] for source in data_leaves(potential)]
         n_numbers = max(lengths, default=0)
         if n_numbers >= MANY_NUMBERS:
             _log.info(
