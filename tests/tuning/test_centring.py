@@ -3,6 +3,7 @@
 import arviz as az
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 
 from modes import FAST, QUIET, C
@@ -390,3 +391,31 @@ def test_few_directions_tell_how_shared_unknowns_and_effects_depend_on_each_othe
     found = extreme_curvatures(CountedPasses(gradient.passes), fit.mean, fit.metric)
     assert found.smallest == pytest.approx(values.min(), rel=0.1)
     assert found.largest == pytest.approx(values.max(), rel=0.1)
+
+
+def test_random_walks_are_right_where_rows_know_them_well():
+    """A thousand rows a place: as written, scale and steps are on a narrow ridge."""
+    rng = np.random.default_rng(12)
+    n_places, n_rows = 20, 1000
+    place = np.repeat(np.arange(n_places), n_rows)
+    y = 0.5 * np.cumsum(rng.standard_normal(n_places))[place] + rng.standard_normal(place.size)
+    with pm.Model():
+        tau = pm.LogNormal("tau", 0, 1)
+        walk = pt.cumsum(pm.Normal("z", shape=n_places)) * tau
+        pm.Normal("y", walk[place], 1, observed=y)
+        step = SGHMC(compile_kwargs=FAST)
+        idata = pm.sample(cores=2, random_seed=3, step=step, **QUICK, **QUIET)
+    # by quadrature over log τ: given τ, means of places are Gaussian
+    means = y.reshape(n_places, n_rows).mean(axis=1)
+    values, vectors = np.linalg.eigh(np.minimum.outer(*[np.arange(1.0, n_places + 1)] * 2))
+    x = np.linspace(-4, 2, 4001)
+    variance = np.exp(2 * x)[:, None] * values + 1 / n_rows
+    logp = -0.5 * x**2 - 0.5 * (np.log(variance) + (vectors.T @ means) ** 2 / variance).sum(axis=1)
+    p = np.exp(logp - logp.max())
+    p /= p.sum()
+    exact = p @ x
+    sd = np.sqrt(p @ (x - exact) ** 2)
+    z = (np.log(idata.posterior["tau"].to_numpy()) - exact) / sd
+    assert error(z) < 2 / z.size**0.5  # an effective draw of four, or more
+    assert abs(z.mean()) < 4.5 * error(z)
+    assert -4.5 * error(z**2) < np.mean(z**2) - 1 < 0.05 + 4.5 * error(z**2)
