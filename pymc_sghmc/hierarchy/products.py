@@ -76,13 +76,25 @@ class Multiplied(NamedTuple):
 
 
 class View(NamedTuple):
-    """A parameter in the rows' graphs, or what is linear in it with weights that are constant."""
+    """A parameter in the rows' graphs, or what is linear in it with weights that are constant.
 
-    axes: Axes  # of each of its own which axis of the parameter it is; None of a new one, and ...
-    # ... of one along which entries are added up, picked or moved
-    weighted: frozenset[int | None] = frozenset()  # axes along which constants multiply it
-    scale: Any = None  # what multiplies it so far, with the axes of the parameter, and ...
-    made_of: tuple[Variable, ...] = ()  # ... which variables that is the product of
+    Attributes
+    ----------
+    axes : tuple of int or None
+        Which axis of the parameter each of its own axes is. None of a new one, and of one along
+        which entries were added up, picked or moved.
+    weighted : frozenset of int or None
+        Axes of the parameter along which constants multiply it.
+    scale : TensorVariable, optional
+        What multiplies it so far, with the axes of the parameter.
+    made_of : tuple of TensorVariable
+        What that scale is the product of.
+    """
+
+    axes: Axes
+    weighted: frozenset[int | None] = frozenset()
+    scale: Any = None
+    made_of: tuple[Variable, ...] = ()
 
 
 def products(
@@ -113,9 +125,9 @@ class _Reading:
         self.is_nested = False  # whether a product stands in another
 
     def understands(self, node: Apply, others: Sequence[Variable]) -> bool:
-        """Take in a node, with its inputs that move, too, and are no views of the parameter.
+        """Take in a node, of whose inputs ``others`` depend on unknowns and are no views.
 
-        False where the parameter is seen there without any scale or factor.
+        Returns False where the parameter is used there without any scale or factor.
         """
         viewed = [v for v in node.inputs if v in self.views]
         if not viewed:
