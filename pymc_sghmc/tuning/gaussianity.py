@@ -197,15 +197,15 @@ def stable_for_effects(
         Places of effects, no two of which the same row sees.
     """
     scales = fit.metric.diagonal().scales
+    relative = np.square(metric.diagonal().scales / scales)
     slope = gradient(fit.mean)
     steepest = 0.0
     for column in columns:
         walk = _EffectWalk(gradient, fit.mean, scales, slope, column)
-        relative = np.square(metric.diagonal().scales / scales)[column]
         for sign in (-1.0, 1.0):
             if walk.is_skewed(sign):
                 beyond = walk.largest_beyond(sign)  # the curvature at the mean
-                steepest = max(steepest, float((1 + relative * beyond).max()))
+                steepest = max(steepest, float((1 + relative[column] * beyond).max()))
     return STEADY / steepest if steepest else np.inf
 
 

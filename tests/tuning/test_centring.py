@@ -321,6 +321,18 @@ def error(x):
     return float(np.squeeze(az.mcse(x)))
 
 
+def check_log_tau(idata, x, logp):
+    """Hold log τ to its law, whose log-density is known on a grid."""
+    p = np.exp(logp - logp.max())
+    p /= p.sum()
+    exact = p @ x
+    sd = np.sqrt(p @ (x - exact) ** 2)
+    z = (np.log(idata.posterior["tau"].to_numpy()) - exact) / sd
+    assert error(z) < 2 / z.size**0.5  # an effective draw of four, or more
+    assert abs(z.mean()) < 4.5 * error(z)
+    assert -4.5 * error(z**2) < np.mean(z**2) - 1 < 0.05 + 4.5 * error(z**2)
+
+
 QUICK = {"draws": 200, "tune": 100, "chains": 2}
 LONG = {"draws": 1000, "tune": 500, "chains": 4}
 FEW, MANY = SIZES, np.repeat([2, 10, 50], 340)  # groups: for a matrix, and for thousands
@@ -351,14 +363,7 @@ def test_untouched_sampler_is_right_on_groups_whose_form_is_wrong_for_them(sizes
     logp = -0.5 * (x - np.log(0.7)) ** 2 - 0.5 * np.log(variance).sum(axis=1)
     logp += -0.5 * np.log(precision) - 0.5 * (means**2 / variance).sum(axis=1)
     logp += 0.5 * precision * mean**2
-    p = np.exp(logp - logp.max())
-    p /= p.sum()
-    exact = p @ x
-    sd = np.sqrt(p @ (x - exact) ** 2)
-    z = (np.log(idata.posterior["tau"].to_numpy()) - exact) / sd
-    assert error(z) < 2 / z.size**0.5  # an effective draw of four, or more
-    assert abs(z.mean()) < 4.5 * error(z)
-    assert -4.5 * error(z**2) < np.mean(z**2) - 1 < 0.05 + 4.5 * error(z**2)
+    check_log_tau(idata, x, logp)
 
 
 def arrow(d=300):
@@ -411,11 +416,4 @@ def test_random_walks_are_right_where_rows_know_them_well():
     x = np.linspace(-4, 2, 4001)
     variance = np.exp(2 * x)[:, None] * values + 1 / n_rows
     logp = -0.5 * x**2 - 0.5 * (np.log(variance) + (vectors.T @ means) ** 2 / variance).sum(axis=1)
-    p = np.exp(logp - logp.max())
-    p /= p.sum()
-    exact = p @ x
-    sd = np.sqrt(p @ (x - exact) ** 2)
-    z = (np.log(idata.posterior["tau"].to_numpy()) - exact) / sd
-    assert error(z) < 2 / z.size**0.5  # an effective draw of four, or more
-    assert abs(z.mean()) < 4.5 * error(z)
-    assert -4.5 * error(z**2) < np.mean(z**2) - 1 < 0.05 + 4.5 * error(z**2)
+    check_log_tau(idata, x, logp)
