@@ -31,6 +31,7 @@ __all__ = ["numba_loop"]
 THIS_FILE = f"{__name__}\n{Path(__file__).read_text()}"
 AHEAD = 8  # rows
 LINE = 64  # bytes that a processor fetches at a time
+MOST_INLINED = 30  # inputs: above, Python makes a tuple of them, which Numba can't take apart
 
 # Virial and log-density are tested one by one. The sum of both would not do: LLVM may reorder sums
 # in this code, and then the test of x − x for NaN is lost.
@@ -107,10 +108,10 @@ def gather_any(array: Array, rows: Array, dtype: Any) -> Array:
 def numba_loop(step: CompiledStep) -> Callable[..., tuple[Any, ...]]:
     """Compile the loop around a step.
 
-    The step becomes a part of the loop: compiled as a function of its own it would be optimised
-    once alone and once more within the loop, which takes a sixth of the time. PyTensor stores the
-    machine code of operations on disk. The loop is stored beside it, under a key made from the
-    step's.
+    A step with few inputs becomes a part of the loop: compiled as a function of its own it would be
+    optimised once alone and once more within the loop, which takes a sixth of the time. PyTensor
+    stores the machine code of operations on disk. The loop is stored beside it, under a key made
+    from the step's.
     """
     graph = step.function.maker.fgraph
     function, step_key = numba_funcify_and_cache_key(graph)
@@ -127,10 +128,11 @@ def numba_loop(step: CompiledStep) -> Callable[..., tuple[Any, ...]]:
     ]
     n_fixed = len(graph.inputs) - len(inputs)
     inputs += [f"fixed[{i}]" for i in range(n_fixed)]
+    is_inlined = len(inputs) <= MOST_INLINED
     source = SOURCE.format(n=step.n_state, inputs=", ".join(inputs))
     names = {
         "__name__": __name__,
-        "step": numba_njit(function.py_func, inline="always"),
+        "step": numba_njit(function.py_func, inline="always" if is_inlined else "never"),
         "isfinite": math.isfinite,
         "gather_1": gather_1,
         "gather_2": gather_2,

@@ -29,6 +29,7 @@ from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.loops import inner_loops
 from pymc_sghmc.loops import normals as noise
 from pymc_sghmc.loops.inner_loops import InnerLoop, Replay
+from pymc_sghmc.loops.numba_loop import MOST_INLINED
 from pymc_sghmc.samplers import sghmc
 from pymc_sghmc.step.step import StochasticGradientStep
 
@@ -283,6 +284,24 @@ def test_groups_of_rows_and_further_axes_are_fetched_by_numba(kind):
     loop = InnerLoop(sampler.update, state, target_of(gradient), settings, mode)
     found = loop(state, 50, np.random.default_rng(2), target_of(gradient), settings)
     expected, _ = by_hand(sampler.update, target_of(gradient), state, settings, 2, 50)
+    np.testing.assert_allclose(found.state.position, expected.position, rtol=1e-10)
+
+
+def test_steps_with_many_inputs_are_compiled_by_numba():
+    """Of a call with more than thirty Python makes a tuple, and Numba's loop must bear that."""
+    n_columns = MOST_INLINED // 2 + 1  # each of which is an array, and its rows
+    columns = np.random.default_rng(0).standard_normal((n_columns, 50))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=3)
+        mu = beta.sum() * sum(pm.Data(f"x{i}", column) for i, column in enumerate(columns))
+        pm.Normal("y", mu, 1, observed=columns.sum(axis=0))
+    gradient = gradient_of(model, 10)
+    sampler, settings = SAMPLERS[1], settings_of(SAMPLERS[1])
+    settings["learning_rate"] = 1e-4
+    state = sampler.cls.init(np.zeros(3), 1e-4, None)
+    loop = InnerLoop(sampler.update, state, target_of(gradient), settings, {"mode": "NUMBA"})
+    found = loop(state, 5, np.random.default_rng(2), target_of(gradient), settings)
+    expected, _ = by_hand(sampler.update, target_of(gradient), state, settings, 2, 5)
     np.testing.assert_allclose(found.state.position, expected.position, rtol=1e-10)
 
 
