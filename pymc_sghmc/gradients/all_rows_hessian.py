@@ -64,8 +64,8 @@ def _summed(data: Rows, density: LogDensity, second: SecondDerivatives, theta: A
         J = second.jacobian(density, k, inputs)
         if J is None:
             return np.full((density.d, density.d), np.nan)
-        upper = np.asarray(second.second(theta, *inputs)[k], dtype=float)
-        hessian = J.hessian(-chunk.weight * second.quadratics[k].symmetric(upper))
+        [zeta] = J.zeta(theta[None])
+        hessian = J.hessian(-chunk.weight * second.second(zeta, k, inputs))
         return np.asarray(hessian.todense() if J.is_sparse else hessian)
 
     total = np.zeros((density.d, density.d))

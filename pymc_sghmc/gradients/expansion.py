@@ -228,14 +228,16 @@ def _expanded(around: _Around, block: ChunkInputs) -> _Expanded:
     chunk, inputs = block
     k = chunk.group
     q = gradient.quadratics[k]
-    first = gradient.first(np.stack([theta, *probes]), k, *inputs)
-    C = q.symmetric(gradient.second(theta, *inputs)[k].astype(float))
+    J = gradient.jacobian(k, inputs)
+    zetas = J.zeta(np.stack([theta, *probes]))
+    first = gradient.first(zetas, k, inputs)
+    zeta = zetas[0]
+    c = first.c[0]
     log_likelihood = first.log_likelihood[0]
-    c, zeta = first.c[0], first.zeta[0]
-    dc, dzeta = _changes(first.c), _changes(first.zeta)
+    C = gradient.second(zeta, k, inputs)
+    dc, dzeta = _changes(first.c), _changes(zetas)
     C = C + fitted(dc - dzeta @ C, dzeta)
     left = _finite(dc - dzeta @ C)
-    J = gradient.jacobian(k, inputs)
     spread = J.after(by_position).spread(metric)
     b = c - np.einsum("nab,nb->na", C, zeta)
     a = log_likelihood - 0.5 * ((b + c) * zeta).sum(axis=1)
@@ -296,7 +298,7 @@ def is_right(gradient: "SecondOrder", centre: Array, metric: Metric) -> bool:
     for chunk, inputs in jacobian_blocks(gradient, gradient.data, gradient.data.chunks(few)):
         k = chunk.group
         by_theta = gradient.jacobian(k, inputs)
-        first = gradient.first(thetas, k, *inputs)
+        first = gradient.first(by_theta.zeta(thetas), k, inputs)
         for point, c, T in zip(points, first.c, by_position, strict=True):
             J = by_theta.after(T)
             spread = J.spread(metric)

@@ -26,6 +26,7 @@ FEW = 3  # entries, as many as there are positions that would find which of them
 ZERO = 1e-9  # of the largest derivative by an entry, below which there is none
 DENSE = 0.1  # share of the numbers in J that aren't zero, above which it is a full matrix
 MOVES = 3  # of a column's entries together
+AT_ONCE = 64  # parameters, up to which each is moved: rows are read once, whatever they see
 NUMBERS = 2**20  # in ζ at all positions of one pass
 
 Zetas = Callable[[Array], Array]  # ζ of some rows at some positions, (P, n, m)
@@ -40,12 +41,15 @@ class Jacobian:
     m : int
     n_passes : float
         Over the rows that it took.
+    at_zero : array of shape (n·m,), optional
+        ζ where all parameters are zero, if that is needed.
     """
 
-    def __init__(self, J: Any, m: int, n_passes: float) -> None:
+    def __init__(self, J: Any, m: int, n_passes: float, at_zero: Array | None = None) -> None:
         self.J = J
         self.m = m
         self.n_passes = n_passes
+        self.at_zero = at_zero
         self.n, self.d = J.shape[0] // m, J.shape[1]
 
     @property
@@ -62,6 +66,12 @@ class Jacobian:
     def nbytes(self) -> int:
         """Memory that J takes."""
         return int(self.J.data.nbytes + self.J.indices.nbytes if self.is_sparse else self.J.nbytes)
+
+    def zeta(self, thetas: Array) -> Array:
+        """Return ζ of the rows at P positions (P, d), (P, n, m)."""
+        assert self.at_zero is not None
+        zeta = thetas.astype(float, copy=False) @ self.J.T + self.at_zero
+        return zeta.reshape(-1, self.n, self.m)
 
     def after(self, T: Any) -> "Jacobian":
         """JT, of ζ by other coordinates of which the parameters have derivatives T; None is 1."""
@@ -161,8 +171,12 @@ def jacobian(
         None if ζ isn't linear, or if it would take too many positions.
     """
     probe = _Probe(zetas, sum(map(math.prod, shapes)), error)
-    columns = list(columns_of(shapes))
     found = _Found((probe.here.size, probe.d))
+    columns = []
+    if len(probe.by_each):
+        found.add(np.arange(probe.d), probe.by_each / FAR)
+    else:
+        columns = list(columns_of(shapes))
     one_by_one = [column for column in columns if column.size <= FEW]
     for column, changes in probe.of_large([c for c in columns if c.size > FEW]):
         entries = _one_entry(column, changes, probe.exact)
@@ -177,7 +191,9 @@ def jacobian(
         for some, change in probe.of_places(places):
             found.add(some, change / FAR)
     J = found.matrix()
-    return Jacobian(J, probe.m, probe.n_passes) if probe.agrees_with(J) else None
+    if not probe.agrees_with(J):
+        return None
+    return Jacobian(J, probe.m, probe.n_passes, probe.here.astype(float, copy=False))
 
 
 class _Found:
@@ -239,18 +255,27 @@ def columns_of(shapes: Sequence[tuple[int, ...]]) -> Iterator[Array]:
 
 
 class _Probe:
-    """Takes ζ at positions, beside that at zero, and counts them."""
+    """Takes ζ at positions, beside that at zero, and counts them.
+
+    Attributes
+    ----------
+    by_each : array of shape (d, n·m)
+        Changes of ζ by a step of `FAR` in each parameter; of none where there are many.
+    """
 
     def __init__(self, zetas: Zetas, d: int, error: float | None) -> None:
         self._elsewhere = np.random.default_rng(1).standard_normal(d)  # J isn't found from it
-        here, there = zetas(np.stack([np.zeros(d), self._elsewhere]))
+        moved = FAR * np.eye(d if d <= AT_ONCE else 0, d)
+        here, *there = zetas(np.vstack([np.zeros(d), self._elsewhere, moved]))
         self._zetas = zetas
         self.d = d
         self.m = here.shape[1]
         self.here: Array = here.ravel()
-        self._change_elsewhere = there.ravel() - self.here
+        changes = np.reshape(there, (len(there), -1)) - self.here
+        self._change_elsewhere = changes[0]
+        self.by_each = changes[1:].astype(float, copy=False)  # where parameters are few
         self.exact = error or np.finfo(here.dtype).eps ** 0.5
-        self.n_positions = 2
+        self.n_positions = 2 + len(moved)
         self.n_passes = 1  # over the rows: each takes many positions
 
     def of_large(self, columns: Sequence[Array]) -> Iterator[tuple[Array, list[Array]]]:

@@ -165,12 +165,11 @@ class LikelihoodHessian:
             for rows, q in zip(self._subset, self._second.quadratics, strict=True)
         ]
 
-        def upper_triangles(theta: Array, block: ChunkInputs) -> Array:
-            return self._second.second(theta, *block.inputs)[block.chunk.group].astype(float)
+        def of_rows(zeta: Array, block: ChunkInputs) -> Array:
+            return self._second.second(zeta[0], block.chunk.group, block.inputs)
 
-        for _, chunk, upper in self._by_chunk(upper_triangles, points, shares):
+        for _, chunk, C in self._by_chunk(of_rows, points, shares):
             k = chunk.group
-            C = self._second.quadratics[k].symmetric(upper)
             places = np.searchsorted(self._subset[k], chunk.rows)
             curvatures[k][places] -= (chunk.weight / len(points)) * C
         return curvatures
@@ -184,8 +183,8 @@ class LikelihoodHessian:
         if self._second.coordinates.are_own:
             return slopes
 
-        def cotangents(theta: Array, block: ChunkInputs) -> Array:
-            return self._second.first(theta[None], block.chunk.group, *block.inputs).c[0]
+        def cotangents(zeta: Array, block: ChunkInputs) -> Array:
+            return self._second.first(zeta, block.chunk.group, block.inputs).c[0]
 
         for number, chunk, c in self._by_chunk(cotangents, points, shares):
             k = chunk.group
@@ -200,12 +199,21 @@ class LikelihoodHessian:
         points: Sequence[Array],
         shares: Sequence[Sequence[Array]],
     ) -> Iterator[tuple[int, Chunk, Array]]:
-        """Yield the number of each point, chunks of its rows, and what a function says of these."""
+        """Yield the number of each point, chunks of its rows, and what a function says of these.
+
+        It takes ζ of the rows, (1, n, m), and the chunk.
+        """
+
+        def of_chunk(theta: Array, part: ChunkInputs) -> tuple[Chunk, Array]:
+            with np.errstate(all="ignore"):
+                zeta = self._second.zetas(theta[None], *part.inputs)[part.chunk.group]
+                return part.chunk, function(zeta, part)
+
         for number, (point, share) in enumerate(zip(points, shares, strict=True)):
             position = point.astype(self._density.dtype)
             theta = self._second.coordinates.at(position, self._density, self._data)
             chunks = with_inputs(self._density, self._data, self._data.chunks(share))
-            for chunk, values in in_order(partial(_of_chunk, function, theta), chunks):
+            for chunk, values in in_order(partial(of_chunk, theta), chunks):
                 yield number, chunk, values
             self.evaluations += sum(map(len, share)) / self._n_rows
 
@@ -236,14 +244,6 @@ class LikelihoodHessian:
             if sum(J.nbytes for of_group in parts for J in of_group) > MOST_BYTES:
                 return None
         return [_stacked(of_group) for of_group in parts if of_group]
-
-
-def _of_chunk(
-    function: Callable[[Array, ChunkInputs], Array], theta: Array, part: ChunkInputs
-) -> tuple[Chunk, Array]:
-    """Return a chunk of rows with what a function says of them at θ."""
-    with np.errstate(all="ignore"):
-        return part.chunk, function(theta, part)
 
 
 def _stacked(parts: Sequence[Jacobian]) -> Jacobian:

@@ -5,7 +5,7 @@ its Hessian is JᵀCJ with C = ∂²ℓ/∂ζ², a few numbers. Rows may be line
 a chain's φ. Knows densities and rows, no samplers and no fit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -25,11 +25,10 @@ BLOCK_ROWS = 10_000  # for which J is found at a time
 
 
 class FirstOrder(NamedTuple):
-    """What rows of a group say of ζ at P positions."""
+    """What rows of a group say at P values of their ζ."""
 
     log_likelihood: Array  # (P, n)
     c: Array  # (P, n, m): ∂ℓ/∂ζ
-    zeta: Array  # (P, n, m)
 
 
 class SecondDerivatives:
@@ -48,8 +47,6 @@ class SecondDerivatives:
     ----------
     zetas : callable
         ζ of rows at many θ, [(P, n, m)].
-    second : callable
-        C of rows at θ, its upper triangle.
     quadratics : list of Quadratics
         Where these numbers lie, for each group of rows.
     without_rows : callable
@@ -60,10 +57,9 @@ class SecondDerivatives:
         self.slopes = slopes
         self.coordinates = coordinates
         graph = density.graph
-        n = len(slopes.zetas)
-        by_row = graph.at_position([*slopes.zetas, *slopes.second], slopes.variables)
-        self.zetas = at_positions(density, by_row[:n], [graph.position], graph.rows)
-        self.second = density.row_function(by_row[n:])
+        by_row = graph.at_position(slopes.zetas, slopes.variables)
+        self.zetas = at_positions(density, by_row, [graph.position], graph.rows)
+        self._second = self._of_numbers(density, [of_group.C for of_group in slopes.by_numbers])
         self._first: RowFunction | None = None
         if not coordinates.are_own:
             self.compile_first(density)
@@ -75,37 +71,49 @@ class SecondDerivatives:
         self.shapes = [np.shape(graph.model.point[v.name]) for v in graph.variables]
         self.without_rows = _gradient_without_rows(density, coordinates)
 
-    def first(self, thetas: Array, group: int, *inputs: Any) -> FirstOrder:
-        """Log-likelihood, c = ∂ℓ/∂ζ and ζ of rows of a group at many θ, (P, d).
+    def first(self, zeta: Array, group: int, inputs: Sequence[Any]) -> FirstOrder:
+        """Log-likelihood and c = ∂ℓ/∂ζ of rows of a group at P values of their ζ, (P, n, m).
 
-        Many at a time: ζ of all is one product of matrices, and what a row says of its ζ needs no
-        more of the predictors.
+        Many at a time, as what a row says of its ζ needs no more of the predictors.
         """
         assert self._first is not None
-        zeta = self.zetas(thetas, *inputs)[group]
         n_points, n_rows, m = zeta.shape
-        n_groups = len(self.quadratics)
-        rows = list(inputs[:n_groups])
-        rows[group] = np.tile(rows[group], n_points)
-        of_groups = list(self._no_zetas)
-        of_groups[group] = zeta.reshape(-1, m)
-        found = self._first(*of_groups, *rows, *inputs[n_groups:])
+        found = self._first(*self._inputs(zeta.reshape(-1, m), group, inputs, n_points))
         log_likelihood, c = found[2 * group : 2 * group + 2]
         return FirstOrder(
             log_likelihood=log_likelihood.reshape(n_points, n_rows).astype(float, copy=False),
             c=c.reshape(zeta.shape).astype(float, copy=False),
-            zeta=zeta.astype(float, copy=False),
         )
+
+    def second(self, zeta: Array, group: int, inputs: Sequence[Any]) -> Array:
+        """Return C = ∂²ℓ/∂ζ² of rows of a group at their ζ (n, m), (n, m, m)."""
+        upper = self._second(*self._inputs(zeta, group, inputs, 1))[group]
+        return self.quadratics[group].symmetric(upper.astype(float, copy=False))
+
+    def _inputs(self, zeta: Array, group: int, inputs: Sequence[Any], n_points: int) -> list[Any]:
+        """Return what functions of numbers take for rows of a group, each so often."""
+        n_groups = len(self.quadratics)
+        rows = list(inputs[:n_groups])
+        rows[group] = np.tile(rows[group], n_points)
+        of_groups = list(self._no_zetas)
+        of_groups[group] = zeta.astype(of_groups[group].dtype, copy=False)
+        return [*of_groups, *rows, *inputs[n_groups:]]
 
     def compile_first(self, density: LogDensity) -> None:
         """Compile `first`, which Hessians need where θ isn't φ, and second-order gradients."""
         if self._first is None:
-            graph = density.graph
-            zetas = [of_group.zeta for of_group in self.slopes.first]
-            outputs = [out for of_group in self.slopes.first for out in of_group[1:]]
-            outputs = graph.at_position(outputs, self.slopes.variables)
-            inputs = [*zetas, *graph.rows, *graph.arrays, *graph.given]
-            self._first = density.compiled(inputs, outputs)
+            by_numbers = self.slopes.by_numbers
+            outputs = [
+                out for of_group in by_numbers for out in (of_group.log_likelihood, of_group.c)
+            ]
+            self._first = self._of_numbers(density, outputs)
+
+    def _of_numbers(self, density: LogDensity, outputs: list[pt.TensorVariable]) -> RowFunction:
+        """Compile functions of the numbers ζ of rows."""
+        graph = density.graph
+        zetas = [of_group.zeta for of_group in self.slopes.by_numbers]
+        inputs = [*zetas, *graph.rows, *graph.arrays, *graph.given]
+        return density.compiled(inputs, graph.at_position(outputs, self.slopes.variables))
 
     def jacobian(self, density: LogDensity, group: int, inputs: tuple[Any, ...]) -> Jacobian | None:
         """∂ζ/∂θ of some rows of a group; None where it can't be found.

@@ -68,8 +68,9 @@ def noise_at(gradient: "SecondOrder", points: Sequence[Array], coordinates: Metr
             stands_for = anchor.order.stands_for(k, rows)
         of_sums = []
         of_squares = []
-        first = gradient.first(thetas, k, *inputs)
-        for c, zeta, T in zip(first.c, first.zeta, by_position, strict=True):
+        zetas = by_theta.zeta(thetas)
+        first = gradient.first(zetas, k, inputs)
+        for c, zeta, T in zip(first.c, zetas, by_position, strict=True):
             J = by_theta.after(T)
             left = c - table[:, 1 : 1 + q.m] - np.einsum("nab,nb->na", C, zeta)
             of_sums.append(coordinates.pull_back(J.total(left * stands_for[:, None])))

@@ -15,7 +15,7 @@ from pytensor.graph.op import Op
 from pytensor.scalar.math import Log1mexp, Softplus, TriGamma
 from scipy.special import zeta
 
-__all__ = ["ELEMENTWISE", "OfArrays", "ViewOfArray", "taken", "with_rows_added"]
+__all__ = ["ELEMENTWISE", "OfArrays", "RowsOfArray", "ViewOfArray", "taken", "with_rows_added"]
 
 
 class OfArrays(Op):
@@ -120,6 +120,41 @@ class ViewOfArray(Op):
         return (*index, *[0] * dropped, ...)
 
 
+class RowsOfArray(Op):
+    """Rows of an array by their numbers: a view where they follow one another.
+
+    As they do in passes over all rows, where copies would take longer than what is made of them.
+
+    Parameters
+    ----------
+    output_type : TensorType
+    """
+
+    __props__ = ("output_type",)
+    view_map = {0: [0]}
+
+    def __init__(self, output_type: Any) -> None:
+        self.output_type = output_type
+
+    def make_node(self, array: Variable, rows: Variable) -> Apply:
+        """Return a node with these inputs."""
+        return Apply(self, [array, rows], [self.output_type()])
+
+    def perform(self, node: Apply, inputs: list[Any], outputs: list[list[Any]]) -> None:
+        """Evaluate it."""
+        array, rows = inputs
+        outputs[0][0] = array[_slice_of(rows, len(array))]
+
+
+def _slice_of(rows: np.ndarray, length: int) -> Any:
+    """Return the slice that these rows are, or them."""
+    if rows.size == 0 or not 0 <= rows[0] <= rows[-1] < length:
+        return rows
+    if rows[-1] - rows[0] != rows.size - 1 or (np.diff(rows) != 1).any():
+        return rows
+    return slice(int(rows[0]), int(rows[-1]) + 1)
+
+
 def _as_thunk(
     thunk: Any, inputs: list[list[Any]], output: list[Any], node: Apply, compute_map: Any
 ) -> Any:
@@ -184,7 +219,16 @@ def with_rows_added(array: np.ndarray, addends: np.ndarray, rows: np.ndarray) ->
     return new
 
 
-WITH_NEW_ARRAYS = _sum, _product, _softplus, _log1mexp, _trigamma, taken, with_rows_added
+WITH_NEW_ARRAYS = (
+    _sum,
+    _product,
+    _softplus,
+    _log1mexp,
+    _trigamma,
+    np.where,
+    taken,
+    with_rows_added,
+)
 ELEMENTWISE: dict[type, Callable[..., Any]] = {
     ps.Add: _sum,
     ps.Mul: _product,
@@ -192,6 +236,7 @@ ELEMENTWISE: dict[type, Callable[..., Any]] = {
     ps.Identity: _same,
     ps.Second: _second,
     ps.Clip: np.clip,
+    ps.Switch: np.where,
     Softplus: _softplus,
     Log1mexp: _log1mexp,
     TriGamma: _trigamma,

@@ -31,10 +31,11 @@ from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.type import discrete_dtypes
 from pytensor.tensor.utils import import_func_from_string
 
-from pymc_sghmc.compat import adds_to_rows, ancestors, inline_ofg_node
+from pymc_sghmc.compat import adds_to_rows, ancestors, index_entries, inline_ofg_node
 from pymc_sghmc.loops.array_operations import (
     ELEMENTWISE,
     OfArrays,
+    RowsOfArray,
     ViewOfArray,
     taken,
     with_rows_added,
@@ -180,20 +181,23 @@ class _WithFunctionsOfArrays(GraphRewriter):
                 pairs = zip(node.outputs, inline_ofg_node(node), strict=True)
                 fgraph.replace_all(list(pairs), reason="graph of operations")
         for node in list(fgraph.apply_nodes):
-            op = _op_of(node)
-            if op is not None:
-                fgraph.replace(node.outputs[0], op(*node.inputs), reason="function of arrays")
+            replacement = _replacement(node)
+            if replacement is not None:
+                fgraph.replace(node.outputs[0], replacement, reason="function of arrays")
 
 
-def _op_of(node: Apply) -> "OfArrays | ViewOfArray | None":
-    """Return the operation that takes the place of a node's, None where it stays."""
+def _replacement(node: Apply) -> Variable | None:
+    """Return what takes the place of a node's output, None where it stays."""
     output_type = node.outputs[0].type
+    if _takes_rows(node):
+        return RowsOfArray(output_type)(*node.inputs)
     if isinstance(node.op, DimShuffle):
         order = node.op.new_order
         kept = [axis for axis in order if axis != "x"]
-        return ViewOfArray(tuple(order), output_type) if kept == sorted(kept) else None
+        view = ViewOfArray(tuple(order), output_type)
+        return view(*node.inputs) if kept == sorted(kept) else None
     function = _function_of(node)
-    return None if function is None else OfArrays(function, output_type)
+    return None if function is None else OfArrays(function, output_type)(*node.inputs)
 
 
 def _function_of(node: Apply) -> Callable[..., Any] | None:
@@ -209,13 +213,25 @@ def _function_of(node: Apply) -> Callable[..., Any] | None:
 
 def _ufunc_of(node: Apply) -> np.ufunc | None:
     """Return NumPy's or SciPy's function that PyTensor itself would call."""
-    # of whole numbers these may compute with few digits
-    if not _is_ufunc(node) or node.inputs[0].type.dtype in discrete_dtypes:
+    # of whole numbers these may compute with few digits, unless they say yes or no
+    is_of_few_digits = (
+        node.inputs[0].type.dtype in discrete_dtypes and node.outputs[0].type.dtype != "bool"
+    )
+    if not _is_ufunc(node) or is_of_few_digits:
         return None
     if node.op.inplace_pattern:
         return None
     function = import_func_from_string(node.op.nfunc_spec[0])
     return function if isinstance(function, np.ufunc) else None
+
+
+def _takes_rows(node: Apply) -> bool:
+    """Whether a node takes rows of an array by whole numbers."""
+    entries = index_entries(node)
+    if entries is None or len(entries) != 1 or isinstance(entries[0], slice):
+        return False
+    index = entries[0].type
+    return index.ndim == 1 and index.dtype.startswith(("int", "uint"))
 
 
 def _takes_alike(node: Apply) -> bool:

@@ -28,7 +28,7 @@ from pymc_sghmc.models.row_terms import (
 )
 from pymc_sghmc.protocols import Array
 
-__all__ = ["Quadratics", "RowSlopes", "row_slopes"]
+__all__ = ["ByNumbers", "Quadratics", "RowSlopes", "row_slopes"]
 
 MAX_NUMBERS = 12  # in ζ of a row: 91 in its quadratic function
 
@@ -75,12 +75,13 @@ class Quadratics:
         return table[:, 0] + 0.5 * sum(halves)
 
 
-class FirstDerivatives(NamedTuple):
+class ByNumbers(NamedTuple):
     """The log-likelihood of rows and its derivatives, by ζ and not by the unknowns."""
 
     zeta: TensorVariable  # an input, (n, m)
     log_likelihood: TensorVariable  # (n,)
     c: TensorVariable  # (n, m): ∂ℓ/∂ζ
+    C: TensorVariable  # (n, m(m+1)/2): ∂²ℓ/∂ζ², the upper triangle
 
 
 class RowSlopes(NamedTuple):
@@ -90,8 +91,7 @@ class RowSlopes(NamedTuple):
     cuts: list[list[Cut]]  # of each group, a list of `Cut`
     log_likelihoods: list[TensorVariable]  # (n,)
     zetas: list[TensorVariable]  # (n, m)
-    first: list["FirstDerivatives"]  # of rows by their ζ
-    second: list[TensorVariable]  # (n, m(m+1)/2): ∂²ℓ/∂ζ², the upper triangle
+    by_numbers: list[ByNumbers]
 
     @property
     def quadratics(self) -> list[Quadratics]:
@@ -157,8 +157,7 @@ def row_slopes(
         return None
     unchecked, groups = cut
     zetas = []
-    first = []
-    second = []
+    by_numbers = []
     for graph, cuts in zip(unchecked, groups, strict=True):
         m = sum(cut.size for cut in cuts)
         if not 0 < m <= MAX_NUMBERS or not all(cut.fixed for cut in cuts):
@@ -167,16 +166,15 @@ def row_slopes(
         zeta = [pt.broadcast_to(cut.flat_zeta, (n, cut.size)) for cut in cuts]
         zetas.append(pt.concatenate(zeta, axis=1))
         by_row = by_zeta(graph, [cut.zeta for cut in cuts], cuts[0].through)
-        first.append(_first_derivatives(by_row, cuts, zetas[-1].dtype))
         try:
-            second.append(pt.stack(_second_derivatives(graph, by_row, cuts), axis=1))
+            by_numbers.append(_by_numbers(by_row, cuts, zetas[-1].dtype))
         except (NotImplementedError, MethodNotDefined, NullTypeGradError):
             return None
-    return RowSlopes(list(variables), groups, unchecked, zetas, first, second)
+    return RowSlopes(list(variables), groups, unchecked, zetas, by_numbers)
 
 
-def _first_derivatives(by_row: ByZeta, cuts: Sequence[Cut], dtype: str) -> FirstDerivatives:
-    """ℓ and c of each row as functions of its numbers ζ, of this type."""
+def _by_numbers(by_row: ByZeta, cuts: Sequence[Cut], dtype: str) -> ByNumbers:
+    """ℓ, c and C of each row as functions of its numbers ζ, of this type."""
     zeta = pt.matrix("zeta", dtype=dtype)
     n = zeta.shape[0]
     given = {}
@@ -189,13 +187,12 @@ def _first_derivatives(by_row: ByZeta, cuts: Sequence[Cut], dtype: str) -> First
         pt.broadcast_to(gradient.reshape((-1, cut.size)), (n, cut.size))
         for gradient, cut in zip(by_row.gradients, cuts, strict=True)
     ]
-    outputs = [by_row.log_likelihood, pt.concatenate(c, axis=1)]
-    return FirstDerivatives(zeta, *clone_replace(outputs, given, rebuild_strict=False))
+    C = pt.stack(_second_derivatives(by_row, cuts), axis=1)
+    outputs = [by_row.log_likelihood, pt.concatenate(c, axis=1), C]
+    return ByNumbers(zeta, *clone_replace(outputs, given, rebuild_strict=False))
 
 
-def _second_derivatives(
-    graph: TensorVariable, by_row: ByZeta, cuts: Sequence[Cut]
-) -> list[TensorVariable]:
+def _second_derivatives(by_row: ByZeta, cuts: Sequence[Cut]) -> list[TensorVariable]:
     """Upper triangle of ∂²ℓ/∂ζ² of each row, row by row of the matrix."""
     n = by_row.log_likelihood.shape[0]
 
@@ -208,7 +205,5 @@ def _second_derivatives(
 
     first = numbers(by_row.gradients)
     upper = [out for i, c in enumerate(first) for out in numbers(by_row.gradients_of(c))[i:]]
-    none = graph.zeros_like()
-    return [
-        second + none for second in clone_replace(upper, by_row.stands_for, rebuild_strict=False)
-    ]
+    none = by_row.log_likelihood.zeros_like()
+    return [second + none for second in upper]

@@ -45,6 +45,12 @@ class Minibatches(NamedTuple):
         rows = tuple([next(drawn)[i] if rows is None else rows for rows in self.whole])
         return Minibatch(rows, self.arrays)
 
+    def joined(self) -> Minibatch:
+        """Return all of their rows as one minibatch."""
+        drawn = iter(self.drawn)
+        rows = tuple([next(drawn).ravel() if rows is None else rows for rows in self.whole])
+        return Minibatch(rows, self.arrays)
+
 
 class Chunk(NamedTuple):
     """Rows of one group to be gathered at once, in a pass over all of them."""

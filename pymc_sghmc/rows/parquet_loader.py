@@ -117,7 +117,8 @@ class ParquetLoader:
             if isinstance(columns, str):
                 block[container] = arrays[columns]
             else:
-                block[container] = np.column_stack([arrays[name] for name in columns])
+                # with columns one after the other: whoever reads copies rows, and does it faster
+                block[container] = np.stack([arrays[name] for name in columns]).T
         return block
 
 

@@ -14,6 +14,7 @@ from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.jacobians import columns_of
 from pymc_sghmc.gradients.metric import Array, Metric
 from pymc_sghmc.gradients.noise import noise_covariance
+from pymc_sghmc.rows.data import Minibatch
 from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.curvature import MAX_DENSE
@@ -39,7 +40,7 @@ N_SIGNED = 64  # ... with random signs, over all rows
 MOST_ROWS = 300_000  # of which that is done
 N_EXACT = 4  # points at each distance at which second-order noise is found, and ...
 FAR_ENOUGH = 2.0  # times 1 and 2 sds, in any one of thousands of directions
-N_GROWTH = 2  # ... at which all rows are evaluated for how much the curvature changes
+N_GROWTH = 2  # ... that tell how much the curvature changes
 EDGE = 4.0  # sds along each parameter, and variance of second-order noise of clusters
 MOST_AT_EDGE = 0.5
 FAR_EFFECTS = 2.0, 4.0, 6.0, 8.0, 16.0, 32.0  # sds along the effects of a level
@@ -306,8 +307,8 @@ def second_order_noise(
     ends = [
         centre + (2 * T * around.to_theta(x)).astype(second.density.dtype) for x in z[:N_GROWTH]
     ]
-    gradients = second.passes.gradients_at([centre, *ends], lambda i: None)  # in one read
-    here, *there = [around.pull_back(gradient) for gradient in gradients]
+    rows = _large_minibatch(second)
+    here, *there = [around.pull_back(second(end, rows)[1]) for end in [centre, *ends]]
     growth = max(
         float(np.linalg.norm((force - here) / (2 * T) + x) / np.linalg.norm(x))
         for force, x in zip(there, z, strict=False)
@@ -317,5 +318,18 @@ def second_order_noise(
         near=variances[:N_EXACT].mean(axis=0),
         far=variances[N_EXACT:].mean(axis=0),
         limit=limit,
-        passes=len(points) * second.noise_share + 1 + N_GROWTH,
+        passes=len(points) * second.noise_share + len([centre, *ends]) * _share(second, rows),
     )
+
+
+def _large_minibatch(gradient: Any) -> Minibatch:
+    """Draw rows as steps do, but as many as a pass gathers at a time."""
+    n_gathered = next(gradient.order.chunks()).rows.size
+    n_minibatches = max(1, n_gathered // max(gradient.data.noisy_batch_sizes, default=1))
+    drawn, _ = gradient.order.draw(np.random.default_rng(1), None, n_minibatches)
+    return drawn.joined()
+
+
+def _share(gradient: Any, minibatch: Minibatch) -> float:
+    """Share of all rows that a minibatch has."""
+    return sum(rows.size for rows in minibatch.rows) / sum(gradient.data.n_rows)

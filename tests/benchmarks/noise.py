@@ -68,7 +68,8 @@ def levels(second, centre):
 
     def cotangents(position, *inputs):
         groups = range(len(second.quadratics))
-        of_groups = [second.first(position[None], k, *inputs) for k in groups]
+        zetas = second.derivatives.zetas(position[None], *inputs)
+        of_groups = [second.first(zetas[k], k, inputs) for k in groups]
         return [np.column_stack([found.log_likelihood[0], found.c[0]]) for found in of_groups]
 
     found = second.passes.tables(cotangents, position, second.anchor.order)

@@ -216,3 +216,36 @@ def test_log_densities_say_what_compiled_ones_say():
     expected, slopes = plain.passes.log_density(position)
     assert logp == pytest.approx(expected, rel=1e-12)
     np.testing.assert_allclose(gradient, slopes, rtol=1e-9, atol=1e-9)
+
+
+ROWS_TAKEN = {
+    "in order": np.arange(2, 7),
+    "all": np.arange(9),
+    "from the end": np.arange(-3, 0),
+    "twice": np.array([3, 3, 4]),
+    "not in order": np.array([4, 3, 5]),
+    "with a gap": np.array([2, 4, 5]),
+    "to and fro": np.array([2, 4, 3, 5]),
+    "none": np.arange(0),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS_TAKEN.values(), ids=list(ROWS_TAKEN))
+def test_rows_are_those_of_their_numbers(rows):
+    array, numbers = pt.matrix("array", dtype="float64"), pt.lvector("numbers")
+    function = compile_for_many_rows([array, numbers], [array[numbers], array[numbers] + 1], {})
+    assert is_in_numpy(function)
+    given = np.arange(18.0).reshape(9, 2)
+    kept = given.copy()
+    taken, more = function(given, rows)
+    np.testing.assert_array_equal(taken, kept[rows])
+    np.testing.assert_array_equal(more, kept[rows] + 1)
+    taken += 7.0
+    np.testing.assert_array_equal(given, kept)
+
+
+def test_rows_that_are_not_there_are_an_error():
+    array, numbers = pt.vector("array", dtype="float64"), pt.lvector("numbers")
+    function = compile_for_many_rows([array, numbers], array[numbers] + 1, {})
+    with pytest.raises(IndexError):
+        function(np.arange(3.0), np.arange(1, 5))
