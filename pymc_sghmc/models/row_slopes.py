@@ -18,6 +18,7 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.utils import MethodNotDefined
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sghmc.compat import ancestors
 from pymc_sghmc.models.row_terms import (
     ByZeta,
     Cut,
@@ -170,6 +171,8 @@ def row_slopes(
             by_numbers.append(_by_numbers(by_row, cuts, zetas[-1].dtype))
         except (NotImplementedError, MethodNotDefined, NullTypeGradError):
             return None
+    if set(variables) & set(ancestors([out for found in by_numbers for out in found[1:]])):
+        return None  # a condition on an unknown, which has no derivative and is no number in ζ
     return RowSlopes(list(variables), groups, unchecked, zetas, by_numbers)
 
 
