@@ -16,6 +16,7 @@ from pymc_sghmc.diagnostics.full_data import (
     ModelRows,
     posterior_draws,
     refuse_other_rows,
+    refuse_step_with_other_rows,
     rows_of_step,
     side_by_side,
     unconstrained_draws,
@@ -123,6 +124,8 @@ def check_bias(
     rows = rows or ModelRows(model, compile_kwargs)
     if isinstance(rows, ModelRows):
         refuse_other_rows(idata, model)
+    else:
+        refuse_step_with_other_rows(idata, rows.n_rows, "check_bias")
     parameters = [model.values_to_rvs[value] for value in model.continuous_value_vars]
     if not parameters:
         raise ValueError("check_bias: the model has no continuous parameters, so no gradient.")

@@ -33,6 +33,7 @@ __all__ = [
     "given_rows",
     "posterior_draws",
     "refuse_other_rows",
+    "refuse_step_with_other_rows",
     "rows_of_run",
     "rows_of_step",
     "side_by_side",
@@ -242,6 +243,26 @@ def refuse_other_rows(idata: Any, model: Model, caller: str = "check_bias") -> N
             f"{caller}: this run was made with {n_rows:,} rows, and the model holds "
             f"{max(held, default=0):,}. After a run with data= pass the step in place of the "
             f"model, {caller}(idata, step). Else put the rows of the run into it by pm.set_data."
+        )
+
+
+def refuse_step_with_other_rows(idata: Any, n_rows: Sequence[int], caller: str) -> None:
+    """Refuse to judge a run by a step whose data have other numbers of rows.
+
+    Parameters
+    ----------
+    idata : InferenceData or DataTree
+    n_rows : list of int
+        Of each group of observations that the step has.
+    caller : str
+        Name of the function, for messages.
+    """
+    of_run = rows_of_run(idata)
+    if of_run and of_run not in n_rows:
+        raise ValueError(
+            f"{caller}: this run was made with {of_run:,} rows, and there are "
+            f"{max(n_rows, default=0):,} now. Pass the step that made this run, or one that was "
+            "built with the same data."
         )
 
 

@@ -25,7 +25,7 @@ from pymc_sghmc.diagnostics.full_data import (
     given_rows,
     posterior_draws,
     refuse_other_rows,
-    rows_of_run,
+    refuse_step_with_other_rows,
     side_by_side,
     unconstrained_draws,
 )
@@ -261,12 +261,7 @@ def _rows(
             "missing values have none to leave out one by one. If the rows fit in memory, use "
             "pm.compute_log_likelihood and az.loo where these apply."
         ) from error
-    n_rows = rows_of_run(idata)
-    if n_rows not in (0, rows.n_data_rows):
-        raise ValueError(
-            f"loo: this run was made with {n_rows:,} rows, and the step has {rows.n_data_rows:,}. "
-            "Pass the step that made this run, or one that was built with the same data."
-        )
+    refuse_step_with_other_rows(idata, [rows.n_data_rows], "loo")
     return rows
 
 

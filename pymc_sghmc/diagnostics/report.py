@@ -19,6 +19,7 @@ VAGUE_MEAN = 0.5  # standard deviations within which a mean must be known for a 
 FALSE_ALARMS = 1e-4  # probability for each test of correct draws; strict, for skewed posteriors
 MANY = 20  # parameters; of more only the worst are printed
 MOST_PRINTED = 10
+FAR_OFF = 10.0  # posterior standard deviations, by which biased draws are hardly ever off
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,6 +217,12 @@ class BiasReport:
         )
         if len(self._judged) > 1:
             text += f"; affected: {by_variable(shifted.index, self._judged.index)}"
+        if abs(shifted[worst]) > FAR_OFF:
+            return [
+                f"{text}.",
+                "Pass the model or the step with the data of this run, if these are others. Else "
+                "raise tune: the chains haven't reached the posterior.",
+            ]
         return [f"{text}.", "Raise tune if the chains disagree, else lower learning_rate."]
 
     def _worst_is_a_mean(self) -> bool:

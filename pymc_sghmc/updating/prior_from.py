@@ -16,7 +16,7 @@ from pymc_sghmc.checks import is_whole, quoted
 from pymc_sghmc.diagnostics.full_data import (
     given_rows,
     posterior_draws,
-    rows_of_run,
+    refuse_step_with_other_rows,
     side_by_side,
     unconstrained_draws,
 )
@@ -115,7 +115,7 @@ def prior_from(
     _refuse_not_mixed(positions, names)
 
     rows = _all_rows(given, model, compile_kwargs)
-    _refuse_other_rows(idata, rows)
+    refuse_step_with_other_rows(idata, rows.n_rows, "prior_from")
     some = _some(positions, n_draws)
     gradients = _gradients(rows, unknowns, some, model)
     _refuse_not_finite(gradients, names)
@@ -201,16 +201,6 @@ def _all_rows(given: Any, model: Model, compile_kwargs: Mapping[str, Any] | None
         given = GivenRows(model, {**arguments, "compile_kwargs": None})
     rows: AllRows = given.all_rows(compile_kwargs)
     return rows
-
-
-def _refuse_other_rows(idata: Any, rows: AllRows) -> None:
-    """Refuse rows of another number than the run's."""
-    n_rows = rows_of_run(idata)
-    if n_rows and n_rows not in rows.n_rows:
-        raise ValueError(
-            f"prior_from: this run was made with {n_rows:,} rows, and there are "
-            f"{max(rows.n_rows, default=0):,} now. Pass the step of the run, with the same data="
-        )
 
 
 def _some(positions: Array, n_draws: int) -> Array:

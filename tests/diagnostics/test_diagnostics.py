@@ -441,6 +441,16 @@ def test_a_mean_moved_by_heat_alone_is_found(heat):
     assert report.biased == (heat > 1)
 
 
+@pytest.mark.parametrize("shift", [0.5, 30.0])
+def test_a_mean_far_off_may_be_that_of_other_data(shift):
+    with pm.Model() as model:
+        pm.Normal("x", 0, 1)
+    draws = shift + np.random.default_rng(0).standard_normal((4, 1000))
+    report = check_bias(run_of(x=draws), model, n_draws=400)
+    assert report.table["mean_shift"]["x"] == pytest.approx(shift, abs=0.2)
+    assert ("the data of this run" in str(report)) == (shift > 10)
+
+
 def test_draws_of_a_heated_posterior_are_right_at_its_temperature():
     run = run_of(temperature=2.0, mu=Correlated().draws(2 * Correlated.P))
     assert not check_bias(run, Correlated().model()).biased

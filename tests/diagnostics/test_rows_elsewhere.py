@@ -121,6 +121,13 @@ def test_stand_in_rows_are_not_judged():
         check_bias(idata, model)
 
 
+def test_a_step_with_other_rows_does_not_judge():
+    model = regression(FEW)
+    step = SGHMC(model=model, data=data_of(model), **SETTINGS)
+    with pytest.raises(ValueError, match=r"check_bias: this run was made with 300 .* are 400 now"):
+        check_bias(draws_of(model, 300), step)
+
+
 def test_a_run_says_how_many_rows_it_read():
     data = data_of(regression(FEW))
     cases = [

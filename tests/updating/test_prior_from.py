@@ -101,7 +101,9 @@ def test_rows_elsewhere_are_read(rows, kind):
     np.testing.assert_allclose(prior.mean, mean, atol=1e-8)
     np.testing.assert_allclose(prior.covariance, covariance, rtol=1e-6, atol=1e-10)
     wrong = idata_of({"data_rows": np.full((2, 500), 400)}, beta=normal_draws(mean, covariance))
-    with pytest.raises(ValueError, match="made with 400 rows, and there are 500 now"):
+    with pytest.raises(
+        ValueError, match="prior_from: this run was made with 400 rows, and there are 500 now"
+    ):
         prior_from(wrong, step)
 
 
