@@ -23,7 +23,7 @@ from pymc_sghmc.rows.orders import ByLeverage
 from pymc_sghmc.rows.pool import SCALED_ROWS, FromPool, PoolDraw
 from pymc_sghmc.threads import in_order
 
-__all__ = ["Passes"]
+__all__ = ["OddRow", "Passes"]
 
 PROBES = 100  # sums of rows that tell how much rows differ
 PROBE_ROWS = 20
@@ -54,11 +54,11 @@ class Passes:
         """Log-likelihood and gradient of some rows at hand of a group."""
         return _weighted(self.density, position, 0.0, self.data.part(group, rows), (group, 1.0))
 
-    def first_row_not_finite(self, position: Array) -> int | None:
-        """Return the number of the first row at hand whose log-likelihood isn't finite, if any."""
+    def first_row_not_finite(self, position: Array) -> "OddRow | None":
+        """Return the first row at hand whose log-likelihood isn't finite, if any."""
         subset = [np.arange(n) for n in self.data.n_at_hand]
         found = _not_finite(self.data, self.density, position, subset)
-        return found[0].number if found else None
+        return found[0] if found else None
 
     def row_not_finite(self, position: Array) -> dict[str, Array] | None:
         """Return a row of a source whose log-likelihood isn't finite, if any, by container."""
@@ -223,16 +223,17 @@ def _of_chunk(
     return _weighted(density, position, 0.0, minibatch, (chunk.group, weight))
 
 
-class _Row(NamedTuple):
-    """A row of one group."""
+class OddRow(NamedTuple):
+    """A row whose log-likelihood isn't finite."""
 
+    group: int
     number: int
     values: list[Array]  # of each array
 
 
 def _not_finite(
     data: Rows, density: Density, position: Array, subset: Sequence[Array] | None = None
-) -> list[_Row]:
+) -> list[OddRow]:
     """Return the first row whose log-likelihood isn't finite; nothing where there is none."""
 
     def is_finite(chunk: Chunk, rows: Array) -> bool:
@@ -247,7 +248,8 @@ def _not_finite(
             while rows.size > 1:
                 half = rows[: rows.size // 2]
                 rows = rows[half.size :] if is_finite(chunk, half) else half
-            return [_Row(int(rows[0]), [array[rows[0]] for array in chunk.arrays])]
+            values = [array[rows[0]] for array in chunk.arrays]
+            return [OddRow(chunk.group, int(rows[0]), values)]
     return []
 
 

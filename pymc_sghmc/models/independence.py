@@ -243,7 +243,8 @@ def _other_values(array: Array, rng: np.random.Generator) -> Array:
     """Return values like those of ``array`` but never all the same."""
     if array.dtype.kind == "f":
         noise = 0.1 * rng.standard_normal(array.shape)
-        return (array + noise * np.where(array == 0, 1, array)).astype(array.dtype)
+        has_scale = (array != 0) & np.isfinite(array)  # infinite bounds stay what they are
+        return (array + noise * np.where(has_scale, array, 1)).astype(array.dtype)
     if array.dtype.kind in "iu":
         low = array.min()
         high = max(array.max(), array.min() + 1)

@@ -7,7 +7,7 @@ import numpy as np
 
 from pymc_sghmc.models.unknowns import Unknowns
 
-__all__ = ["explanation", "likely_causes", "stop_message"]
+__all__ = ["explanation", "likely_causes", "shown_row", "stop_message"]
 
 
 def explanation(
@@ -69,8 +69,8 @@ def _of_row(error: Any, tuner: Any) -> str:
     if row is None:
         return ". Check the model with model.debug()"
     return (
-        f": the log-likelihood of row {row} is not finite there. Does the likelihood allow the "
-        "values of this row? Correct or drop such rows"
+        f": the log-likelihood of row {row.number} is not finite there. Does the likelihood allow "
+        "the values of this row? Correct or drop such rows"
     )
 
 
@@ -78,11 +78,15 @@ def _of_row_elsewhere(row: Mapping[str, np.ndarray] | None) -> str:
     """Show a row of a source, whose order may be another in each pass."""
     if row is None:
         return ". Check the model with model.debug(), which sees the rows that it holds"
-    shown = "; ".join(f"{name}={_shown(values)}" for name, values in row.items())
     return (
-        f": the log-likelihood of this row of the data is not finite there: {shown}. Does the "
-        "likelihood allow these values? Correct or drop such rows"
+        f": the log-likelihood of this row of the data is not finite there: {shown_row(row)}. Does "
+        "the likelihood allow these values? Correct or drop such rows"
     )
+
+
+def shown_row(row: Mapping[str, np.ndarray]) -> str:
+    """Return the values of a row, by container, as text."""
+    return "; ".join(f"{name}={_shown(values)}" for name, values in row.items())
 
 
 def _shown(values: np.ndarray) -> str:

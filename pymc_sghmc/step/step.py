@@ -47,7 +47,7 @@ from pymc_sghmc.step.setup_display import COMPILING, shown
 from pymc_sghmc.step.signature import show_shared_arguments
 from pymc_sghmc.step.warn import (
     draw_warning,
-    refuse_missing_values,
+    refuse_odd_values,
     refuse_single_rows,
     slower_gradient_warning,
     warn_of_jumps,
@@ -197,7 +197,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         try:
             return tuner.prepare()
         except NonFinite:
-            refuse_missing_values(tuner.gradient.data)
+            refuse_odd_values(tuner.gradient.passes, tuner.initial)
             return None  # pm.sample may start elsewhere; if not, the first draw says what is wrong
 
     def _tell(self, tuning, display):

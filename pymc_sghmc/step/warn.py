@@ -18,14 +18,14 @@ from pymc_sghmc.hierarchy.marginal import Marginal, marginal_of
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.jumps import jumping_unknowns
 from pymc_sghmc.models.unknowns import Unknowns
-from pymc_sghmc.step.explain import likely_causes
+from pymc_sghmc.step.explain import likely_causes, shown_row
 from pymc_sghmc.step.log import WRONG
 from pymc_sghmc.tuning.chain_tuning import ByHand
 from pymc_sghmc.tuning.modes import MOST_MODES
 
 __all__ = [
     "draw_warning",
-    "refuse_missing_values",
+    "refuse_odd_values",
     "refuse_single_rows",
     "slower_gradient_warning",
     "warn_of_jumps",
@@ -93,13 +93,36 @@ def refuse_single_rows(batch_sizes: Sequence[Any]) -> None:
         )
 
 
-def refuse_missing_values(data: Any) -> None:
-    """Refuse data with missing values, at which the density isn't finite."""
-    if data.odd_values() == "missing values":
+def refuse_odd_values(passes: Any, position: np.ndarray) -> None:
+    """Refuse data with missing or infinite values, by which the density isn't finite.
+
+    Infinite ones may be bounds, and do no harm: then the row's log-likelihood is finite.
+    """
+    if passes.data.odd_values() == "missing values":
         raise ValueError(
             "The data of the likelihood have missing values. Drop these rows, or impute them "
             "beforehand."
         ) from None
+    row = _infinite_row(passes, position) if np.isfinite(position).all() else None
+    if row is not None:
+        raise ValueError(
+            f"The data have infinite values, by which the log-likelihood of {row} is not finite. "
+            "Drop such rows. If these are bounds, pass an initial_point= at which it is finite."
+        ) from None
+
+
+def _infinite_row(passes: Any, position: np.ndarray) -> str | None:
+    """Name a row with infinite values whose log-likelihood isn't finite, if there is one."""
+    data = passes.data
+    if data.n_reads is not None:
+        values = passes.row_not_finite(position)
+        if values is None or not any(np.isinf(value).any() for value in values.values()):
+            return None
+        return f"the row {shown_row(values)}"
+    row = passes.first_row_not_finite(position)
+    if row is None or data.odd_values(data.part(row.group, np.array([row.number]))) == "":
+        return None
+    return f"row {row.number}"
 
 
 def warn_of_setup(sampler: str, tuner: Any, tuning: Any) -> None:

@@ -24,6 +24,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from pymc_sghmc import QNHMC, SGHMC, schedules
 from pymc_sghmc.gradients.metric import Identity
 from pymc_sghmc.gradients.noise import noise_covariance
+from pymc_sghmc.loaders import ArrayLoader
 from pymc_sghmc.models.independence import MAX_CHECKED_ROWS
 from pymc_sghmc.samplers import sghmc
 
@@ -515,6 +516,27 @@ def test_missing_value_that_the_check_of_rows_has_not_seen_is_refused():
         pm.Normal("y", pm.Normal("b") * x, 1, observed=np.zeros(n_rows))
         with pytest.raises(ValueError, match=r"data of the likelihood have missing values\. Drop"):
             SGHMC(batch_size=10, compile_kwargs=FAST)
+
+
+@pytest.mark.parametrize(("pool", "row"), [("auto", "row 2345"), (500, r"the row .*x=inf")])
+def test_infinite_values_elsewhere_are_refused_before_a_chain_starts(pool, row):
+    x = np.linspace(-1.0, 1.0, 3000)
+    x[2345] = np.inf
+    data = {"x": x, "z": np.zeros(3000)}
+    with pm.Model():
+        mu = pm.Normal("b") * pm.Data("x", x[:10])
+        pm.Normal("y", mu, 1, observed=pm.Data("z", np.zeros(10)))
+        with pytest.raises(ValueError, match=rf"infinite values.* {row}.* is not finite. Drop"):
+            SGHMC(data=ArrayLoader(data), pool=pool, compile_kwargs=FAST)
+
+
+def test_infinite_bounds_are_no_reason_to_refuse_a_row():
+    lower = np.where(np.arange(3000) % 2, -np.inf, -1.0)
+    with pm.Model():
+        latent = pm.Normal.dist(pm.Normal("b"), 1)
+        observed = pm.Data("z", np.zeros(10))
+        pm.Censored("y", latent, pm.Data("lower", lower[:10]), np.inf, observed=observed)
+        SGHMC(data={"lower": lower, "z": np.zeros(3000)}, compile_kwargs=FAST)
 
 
 @pytest.mark.parametrize("sampler", ["SGHMC", "QNHMC"])
