@@ -242,8 +242,8 @@ class _Forward:
         self._model = model
         self._names = names
         self._draws = draws
-        outputs = [model[name] for name in names]
-        self._function = _compiled(draws.parameters, outputs, compile_kwargs)
+        self._outputs = [model[name] for name in names]
+        self._function = _compiled(draws.parameters, self._outputs, compile_kwargs)
 
     def reseed(self, random_seed: int, block: int) -> None:
         """Begin the random numbers of a block, whichever blocks came before."""
@@ -254,11 +254,16 @@ class _Forward:
         by_count = {}
         for n in sorted({1, min(2, rows.n)}):
             rows.put(0, n)
-            by_count[n] = self._one(0, 0)
+            try:
+                by_count[n] = self._one(0, 0)
+            except Exception as error:  # shapes that don't agree, as a rule
+                self._refuse_missing_rows(rows, error)
+                raise
         found = []
         for i, name in enumerate(self._names):
             lengths = {n: values[i].shape[:1] for n, values in by_count.items()}
             if any(length != (n,) for n, length in lengths.items()):
+                self._refuse_missing_rows(rows)
                 raise ValueError(
                     f"{NAME}: {name!r} has no entry for each row of the data: with {max(lengths)} "
                     f"rows its shape is {by_count[max(lengths)][i].shape}. Leave it out of "
@@ -272,6 +277,15 @@ class _Forward:
             shape = (*self._draws.shape, rows.n, *value.shape[1:])
             found.append(StoredVariable(name, ("chain", "draw", "row", *dims), shape, value.dtype))
         return found
+
+    def _refuse_missing_rows(self, rows: RowsToPredict, cause: Exception | None = None) -> None:
+        """Refuse data without the rows of a container that a prediction depends on."""
+        missing = rows.missing_for(self._outputs)
+        if missing:
+            raise ValueError(
+                f"{NAME}: data= has no rows of {quoted(missing)}, on which the predictions of "
+                f"{quoted(self._names)} depend. Pass these rows, too, in the order of the others."
+            ) from cause
 
     def labels(self) -> dict[str, Array]:
         """Return the coords of the dims, but for the rows."""

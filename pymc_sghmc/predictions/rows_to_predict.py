@@ -5,7 +5,7 @@ Knows PyMC models and rows; no draws.
 
 import hashlib
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
 
 from pymc_sghmc.models.graphs import array_of, data_leaves, observed_variables
 from pymc_sghmc.protocols import Array
@@ -43,11 +44,21 @@ class RowsToPredict:
             self.n = source.rows_per_pass
             self._reader = Reader(source, self._names, None)
         in_model = {self._containers[name].shape[0] for name in self._names}
-        self._filled = [  # outcomes, whose values don't matter
+        self._left_out = {
             name
-            for name in self._containers.keys() - taken.keys() - set(self._names)
+            for name in self._containers.keys() - set(self._names)
             if self._containers[name].shape[:1] and self._containers[name].shape[0] in in_model
-        ]
+        }
+        self._filled = self._left_out - taken.keys()  # outcomes, whose values don't matter
+
+    def missing_for(self, variables: Iterable[Variable]) -> list[str]:
+        """Return containers that variables depend on, and that seem to need rows, too.
+
+        They have as many rows in the model as those whose rows are given. A table of groups may
+        have so many by chance.
+        """
+        leaves = {leaf.name for variable in variables for leaf in data_leaves(variable)}
+        return sorted(self._left_out & leaves - self._filled)
 
     def digest(self) -> str:
         """Return what tells these rows from others: a hash of some of them."""

@@ -155,6 +155,27 @@ def test_what_has_no_rows_is_refused(tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.parametrize("n", [5, 103])  # as many rows as the model holds, or more
+def test_containers_without_rows_are_named(n, tmp_path):
+    path = tmp_path / "none"
+    for given, missing in (("X", "shop"), ("shop", "X")):
+        with pytest.raises(ValueError, match=f"no rows of '{missing}', on which .* 'y' depend"):
+            predict_in_blocks(draws(), sales(), {given: NEW[given][:n]}, path, **OPTIONS)
+    with sales() as model:
+        pm.Deterministic("double", 2 * model["X"])
+    with pytest.raises(ValueError, match=r"no rows of 'X', on which .* 'double' depend"):
+        predict_in_blocks(draws(), model, {"shop": SHOP}, path, var_names="double", **OPTIONS)
+    assert not path.exists()
+
+
+def test_a_table_of_groups_needs_no_rows(tmp_path):
+    with sales(n=3) as model:  # as many rows as groups
+        sizes = pm.Data("sizes", np.arange(3.0))
+        pm.Deterministic("size", sizes[model["shop"]])
+    result = predicted(draws(), model, NEW, tmp_path / "size", var_names="size", **OPTIONS)
+    np.testing.assert_array_equal(result["size"][0, 0], SHOP)
+
+
 def test_draws_of_a_run_predict(tmp_path):
     with sales(100) as model:
         pm.set_data({"shop": SHOP[:100], "y_data": X[:100].sum(1)})
