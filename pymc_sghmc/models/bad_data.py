@@ -10,9 +10,27 @@ from pymc.model import Model
 from pymc_sghmc.checks import quoted
 from pymc_sghmc.models.graphs import array_of, data_leaves, full_data, observed_variables
 
-__all__ = ["not_finite", "refuse_empty_data"]
+__all__ = ["not_finite", "refuse_empty_data", "refuse_unobserved"]
 
 MOST_LISTED = 5  # rows that a message names
+
+
+def refuse_unobserved(model: Model, asked_by: str) -> None:
+    """Refuse a model without an observed variable, where an argument needs rows of data."""
+    if observed_variables(model):
+        return
+    if model.potentials:
+        names = quoted(potential.name for potential in model.potentials)
+        raise ValueError(
+            f"{asked_by}: the model has no observed variable, and rows inside a pm.Potential, as "
+            f"in {names}, can't be told apart. Make the likelihood an observed variable: "
+            "pm.CustomDist(..., observed=y) where PyMC has no such distribution. Or build the "
+            "model with all rows, and leave data= and batch_size= out: each step then uses all."
+        )
+    raise ValueError(
+        f"{asked_by}: the model has no observed variable, so it has no rows of data. Pass "
+        "observed= to its likelihood, or leave data= and batch_size= out."
+    )
 
 
 def refuse_empty_data(
@@ -28,16 +46,18 @@ def refuse_empty_data(
     asked_by : str, default "batch_size"
         The argument that needs rows.
     """
-    observed = observed_variables(model)
-    if not observed and asked_by == "batch_size":
-        raise ValueError(
-            "batch_size: the model has no observed variable, so it has no rows of data. Pass "
-            "observed= to its likelihood, or batch_size=None to the step."
-        )
-    for variable in observed:
+    if asked_by == "batch_size":
+        refuse_unobserved(model, asked_by)
+    for variable in observed_variables(model):
         for leaf in [*data_leaves(model.rvs_to_values[variable]), *data_leaves(variable)]:
-            if leaf.name in (elsewhere or {}) or np.shape(array_of(leaf))[0]:
+            if np.shape(array_of(leaf))[0]:
                 continue
+            if leaf.name in (elsewhere or {}):
+                raise ValueError(
+                    f"data=: the model has no row of {variable.name!r}: its container "
+                    f"{leaf.name!r} has the shape {np.shape(array_of(leaf))}. Build the model with "
+                    f"a few of the real rows, such as pm.Data({leaf.name!r}, rows[:10])."
+                )
             if leaf in model.data_vars or leaf is full_data(model.rvs_to_values[variable]):
                 name = leaf.name or variable.name
                 raise ValueError(

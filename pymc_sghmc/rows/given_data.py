@@ -44,6 +44,12 @@ def given_data(
     taken : dict of {str: Container}, optional
         Those for which a data frame needs columns. Default: all.
     """
+    if not containers:
+        raise ValueError(
+            "data=: the model has no pm.Data into which the rows could be put. Build it with a few "
+            'rows in these, such as pm.Data("x", few_rows). With Bambi give Bambi the whole frame, '
+            "and make the step without data=."
+        )
     data = known_form(data, containers if taken is None else taken)
     if isinstance(data, Mapping):
         return GivenData(given_arrays(containers, data))

@@ -24,6 +24,7 @@ from pymc_sghmc.hierarchy.rewrites import (
     advise_to_integrate_out,
     rewritten,
 )
+from pymc_sghmc.models.bad_data import refuse_unobserved
 from pymc_sghmc.models.contract import ALL_ROWS, BatchSize
 from pymc_sghmc.models.graphs import array_of, data_leaves, minibatch_outputs
 from pymc_sghmc.models.row_model import RowModel, row_model
@@ -71,8 +72,10 @@ def model_by_row(
     rewriting : Rewriting
         Which group effects to rewrite.
     """
-    if data is not None and batch_size is None:
-        raise ValueError("data= holds rows for minibatches: pass a batch_size, too.")
+    if data is not None:
+        refuse_unobserved(model, "data=")
+        if batch_size is None:
+            raise ValueError("data= holds rows for minibatches: pass a batch_size, too.")
     integrated = [effect.rv for effect in rewriting.integrated]
     elsewhere = GivenData(None)
     if data is not None:

@@ -34,6 +34,10 @@ def unobserved():
     pm.Normal("a")
 
 
+def rows_in_a_potential():
+    pm.Potential("loss", -(pm.Normal("a") ** 2) * ONES)
+
+
 def negative_of_gamma():
     pm.Gamma("y", 2, pm.HalfNormal("b"), observed=np.r_[1, -2, 3, -4, ONES])
 
@@ -72,6 +76,7 @@ def random_walk():
         (empty, r"'y' has no rows.*\(0,\)"),
         (empty_container, r"'outcome' has no rows.*\(0,\)"),
         (unobserved, "no observed variable.*observed="),
+        (rows_in_a_potential, "batch_size: .*pm.Potential, as in 'loss'.*CustomDist"),
         (negative_of_gamma, r"'y'.*2 rows \(numbers 1, 3\).*Gamma.*-2.0, -4.0"),
         (negative_counts, "'y'.*row 1,.*Poisson.*-2"),
         (above_one, "'y'.*row 1,.*Beta.*1.5"),

@@ -14,6 +14,7 @@ from functools import partial
 import arviz as az
 import cloudpickle
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
@@ -713,6 +714,29 @@ def test_models_that_do_not_fit_are_refused(rows):
         pm.Normal("likelihood", mu, 1, observed=held - held.mean())
     with pytest.raises(ValueError, match="not independent"):
         SGHMC(model=dependent, batch_size=10, data={"y": y})
+
+
+@pytest.mark.parametrize("batch_size", ["auto", 10, None])
+def test_data_for_a_potential_say_how_to_write_the_likelihood(rows, batch_size):
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        pm.Potential("loss", -((pm.Data("y", rows["y"][:5]) - mu) ** 2))
+    with pytest.raises(ValueError, match=r"data=: .* pm\.Potential, as in 'loss'.*CustomDist"):
+        SGHMC(model=model, batch_size=batch_size, data={"y": rows["y"]})
+
+
+@pytest.mark.parametrize("make", [dict, ArrayLoader])
+def test_a_model_without_a_row_is_to_be_built_with_some(rows, make):
+    with pytest.raises(ValueError, match=r"no row of 'likelihood': .*'y' has the shape \(0,\)"):
+        SGHMC(model=regression(rows, few=0), batch_size=10, data=make(rows))
+
+
+def test_a_model_without_containers_says_where_rows_would_go(rows):
+    with pm.Model() as model:
+        pm.Normal("likelihood", pm.Normal("mu"), 1, observed=rows["y"][:5])
+    for data in (rows, pd.DataFrame({"y": rows["y"]}), Blocks(rows)):
+        with pytest.raises(ValueError, match=r"no pm\.Data into which .*With Bambi give"):
+            SGHMC(model=model, batch_size=10, data=data)
 
 
 def test_a_likelihood_without_rows_from_elsewhere_is_used_whole(rows):
