@@ -103,6 +103,11 @@ def _unexpected(sampler: str, argument: str, arguments: list[str]) -> str:
             f"{sampler}(batch_size=...): {sampler} uses all rows for each gradient and has no "
             "batch_size. Leave it out, or use SGHMC, which samples from minibatches."
         )
+    if argument == "data":
+        return (
+            f"{sampler}(data=...): {sampler} uses all rows for each gradient and has no data=. "
+            "Build the model with all rows, or use SGHMC, which reads data= in minibatches."
+        )
     other = OTHER_NAMES.get(argument.lower())
     near = [other] if other in arguments else difflib.get_close_matches(argument, arguments, 1)
     if near:

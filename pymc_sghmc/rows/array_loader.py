@@ -37,8 +37,8 @@ class ArrayLoader:
     Raises
     ------
     ValueError
-        If there are no arrays, if they have different numbers of rows, or if a file is shorter than
-        its array.
+        If there is no dict of arrays, if they have different numbers of rows, or if a file is
+        shorter than its array.
 
     Examples
     --------
@@ -62,8 +62,20 @@ class ArrayLoader:
         block_rows: int | None = None,
         buffer_rows: int | None = None,
     ) -> None:
+        if not isinstance(arrays, Mapping):
+            raise ValueError(
+                f"ArrayLoader: arrays is of type {type(arrays).__name__}. Pass a dict of arrays by "
+                'the names of the model\'s pm.Data, such as {"x": x, "y": y}. A data frame goes to '
+                "data= as it is."
+            )
         if not arrays:
             raise ValueError("ArrayLoader: pass at least one array.")
+        for name, array in arrays.items():
+            if not getattr(array, "shape", ()):
+                raise ValueError(
+                    f"ArrayLoader: {name!r} is of type {type(array).__name__}, which has no shape. "
+                    "Pass an array with rows along its first axis, such as np.asarray(...)."
+                )
         lengths = {name: array.shape[0] for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(

@@ -122,7 +122,7 @@ def columns_of_frame(frame: Any, containers: Mapping[str, Container]) -> dict[st
 
 
 def columns_of_containers(
-    containers: Mapping[str, Container], names: Sequence[Any]
+    containers: Mapping[str, Container], names: Sequence[Any], frame: str = "the frame"
 ) -> dict[str, str | list[str]]:
     """Find which columns each container takes: those of its labels, or the one of its name.
 
@@ -131,6 +131,8 @@ def columns_of_containers(
     containers : dict of {str: Container}
     names : list
         Of the columns.
+    frame : str, default "the frame"
+        What a message calls that which has them.
     """
     found: dict[str, str | list[str]] = {}
     for name, container in containers.items():
@@ -145,11 +147,11 @@ def columns_of_containers(
             missing = [label for label in container.columns if label not in names]
             if container.columns and len(missing) < len(container.columns):
                 raise StreamError(
-                    f"data=: {name!r} takes the columns that its coords name, of which the frame "
-                    f"has no {quoted(map(str, missing))}, only {quoted(map(str, names))}"
+                    f"data=: {name!r} takes the columns that its coords name, of which "
+                    f"{frame} has no {quoted(map(str, missing))}, only {quoted(map(str, names))}"
                 )
             raise StreamError(
-                f"data=: the frame has no column {name!r}, only {quoted(names) or 'none'}. Name "
+                f"data=: {frame} has no column {name!r}, only {quoted(names) or 'none'}. Name "
                 "the container as a column is named. For several columns give its second dim these "
                 'names as coords, or pass data={"X": frame[["a", "b"]], "y": frame["y"]}'
             )

@@ -38,9 +38,10 @@ def known_form(data: Any, containers: Mapping[str, Container]) -> Any:
         As documented by the samplers.
     containers : dict of {str: Container}
     """
-    if isinstance(data, str | os.PathLike):
+    if _is_path(data) or (isinstance(data, list | tuple) and data and all(map(_is_path, data))):
         files = ParquetFiles.at(data)
-        return ParquetLoader(data, columns_of_containers(containers, files.names))
+        found = columns_of_containers(containers, files.names, f"the data at {data}")
+        return ParquetLoader(data, found)
     if isinstance(data, list | tuple):
         raise ValueError(
             f"data= is of type {type(data).__name__}. Pass a dict of arrays by the names of the "
@@ -68,6 +69,10 @@ def known_form(data: Any, containers: Mapping[str, Container]) -> Any:
     if isinstance(data, Mapping) and any(map(_lies_in_a_file, data.values())):
         return ArrayLoader(data)
     return data
+
+
+def _is_path(data: Any) -> bool:
+    return isinstance(data, str | os.PathLike)
 
 
 def _refuse_other_collections(value: Any) -> None:

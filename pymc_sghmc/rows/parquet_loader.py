@@ -9,10 +9,10 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from pymc_sghmc.checks import whole_steps
+from pymc_sghmc.checks import quoted, whole_steps
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.array_loader import Block, number_of_rows
-from pymc_sghmc.rows.containers import each_once
+from pymc_sghmc.rows.containers import StreamError, each_once
 
 __all__ = ["ParquetFiles", "ParquetLoader"]
 
@@ -75,15 +75,27 @@ class ParquetLoader:
         self.block_rows = whole_steps("block_rows", block_rows, "rows")
         self.buffer_rows = number_of_rows("buffer_rows", buffer_rows)
         self.files = ParquetFiles.at(path)
-        missing = [name for name in each_once(self.columns) if name not in self.files.names]
-        if missing:
-            raise ValueError(
-                f"ParquetLoader: {self.files.files[0].path} has no column {missing[0]!r}. Choose "
-                f"from {self.files.names}."
-            )
+        self._check_columns()
         self._groups = [
             (file, group) for file in self.files.files for group in range(file.n_groups)
         ]
+
+    def _check_columns(self) -> None:
+        """Refuse columns that a file hasn't got."""
+        for file in self.files.files:
+            for name in each_once(self.columns):
+                if name in file.names:
+                    continue
+                if name in self.files.names:
+                    raise ValueError(
+                        f"data=: the file {file.path} has no column {name!r}, which other files "
+                        f"have, only {quoted(file.names)}. Write it anew with this column, or pass "
+                        "a list of the files that have it."
+                    )
+                raise ValueError(
+                    f"ParquetLoader: {file.path} has no column {name!r}. Choose from "
+                    f"{self.files.names}."
+                )
 
     def __len__(self) -> int:
         return sum(file.n_rows for file in self.files.files)
@@ -103,6 +115,7 @@ class ParquetLoader:
                     self.block_rows, row_groups=[group], columns=names, use_threads=False
                 )
                 for batch in batches:
+                    _refuse_nulls(file.path, batch)
                     arrays = {
                         name: batch.column(name).to_numpy(zero_copy_only=False) for name in names
                     }
@@ -129,6 +142,7 @@ class ParquetFile(NamedTuple):
     filesystem: Any  # of PyArrow, in which the path leads to it
     n_groups: int  # of rows
     n_rows: int
+    names: list[str]  # of its columns, with the keys
     keys: dict[str, Any]  # columns that its folders name, as in year=2024/month=1
 
 
@@ -136,7 +150,7 @@ class ParquetFiles(NamedTuple):
     """Files of the same columns."""
 
     files: list[ParquetFile]
-    names: list[str]  # of the columns that all of them have
+    names: list[str]  # of the columns that any of them has
 
     @classmethod
     def at(cls, path: PathLike | Sequence[PathLike]) -> "ParquetFiles":
@@ -160,7 +174,7 @@ class ParquetFiles(NamedTuple):
         values = _typed(keys.values())
         files = []
         names: dict[str, None] = {}
-        for i, (file, texts) in enumerate(keys.items()):
+        for file, texts in keys.items():
             with opened(file, filesystems[file]) as reader:
                 metadata, columns = reader.metadata, reader.schema_arrow.names
             own = {name: values[name][text] for name, text in texts.items()}
@@ -170,12 +184,24 @@ class ParquetFiles(NamedTuple):
                     filesystem=filesystems[file],
                     n_groups=metadata.num_row_groups,
                     n_rows=metadata.num_rows,
+                    names=[*columns, *own],
                     keys=own,
                 )
             )
-            here = dict.fromkeys([*columns, *own])
-            names = here if i == 0 else {name: None for name in names if name in here}
+            names |= dict.fromkeys(files[-1].names)
         return cls(files, list(names))
+
+
+def _refuse_nulls(path: str, batch: Any) -> None:
+    """Refuse rows with missing values, while it is known which file they are of."""
+    counts = {name: batch.column(name).null_count for name in batch.schema.names}
+    missing = [f"{n} in column {name!r}" for name, n in counts.items() if n]
+    if missing:
+        raise StreamError(
+            f"data=: the file {path} has missing values ({', '.join(missing)}, and perhaps more in "
+            "rows that weren't read yet). Write it without these rows, such as by "
+            "frame.dropna().to_parquet(...)"
+        )
 
 
 def _filesystem(path: str) -> tuple[Any, str]:
@@ -196,7 +222,13 @@ def _filesystem(path: str) -> tuple[Any, str]:
                 f"data=: PyArrow can't open {path!r} by itself. Install fsspec and its filesystem "
                 f"for this kind of address. ({error})"
             ) from None
-        of_fsspec, place = url_to_fs(path)
+        try:
+            of_fsspec, place = url_to_fs(path)
+        except (ValueError, ImportError) as reason:
+            raise ValueError(
+                f"data=: the address {path!r} can't be opened ({reason}). Correct it, install what "
+                "it needs, or copy the files to this machine and pass their path."
+            ) from reason
         filesystem = fs.PyFileSystem(fs.FSSpecHandler(of_fsspec))
     return filesystem, place
 

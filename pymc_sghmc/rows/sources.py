@@ -191,8 +191,9 @@ class Source:
         else:
             raise StreamError(
                 f"data=: a pass over the loader yields {seen} rows, but its length is "
-                f"{self.n_rows}, by which the likelihood is weighted. Is a file cut short, or does "
-                "len count blocks? It (or total_size) must be the number of rows"
+                f"{self.n_rows}, by which the likelihood is weighted. Is a file cut short? Or "
+                "does len count blocks? It (or total_size) must be the number of rows. Or does "
+                "__iter__ return an iterator that was begun before? Each call must begin a new pass"
             )
 
     def map_sum(
@@ -382,7 +383,8 @@ def _n_rows(loader: Any) -> int:
         )
     if isinstance(n_rows, bool) or not hasattr(n_rows, "__index__") or n_rows < 1:
         raise ValueError(
-            f"data={loader!r}: has a length of {n_rows}. It must be the number of rows, at least 1."
+            f"data={loader!r}: has a length of {n_rows!r}. It must be a whole number, that of the "
+            "rows, at least 1."
         )
     return int(n_rows)
 

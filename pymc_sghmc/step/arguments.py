@@ -128,11 +128,11 @@ class SharedArguments(TypedDict, total=False):
         Rows that are not in the model. Build the model with about ten of them in ``pm.Data``. A
         dict has arrays or columns by the names of these containers. NumPy arrays, such as
         ``np.memmap``, are read in place; all else is copied into arrays, once. Of a data frame
-        (pandas, Polars, Arrow or xarray) and of Parquet files at a path each container takes the
-        column of its name, or those that the coords of its second dim name. Rows are matched by
-        position: as in PyMC, an index is ignored. A loader is an iterable of blocks of rows, see
-        `pymc_sghmc.loaders`; it is read in passes, without replacement, as Parquet, Zarr and HDF5
-        are. Default: the model's own data.
+        (pandas, Polars, Arrow or xarray) and of Parquet files at a path, or at a list of paths,
+        each container takes the column of its name, or those that the coords of its second dim
+        name. Rows are matched by position: as in PyMC, an index is ignored. A loader is an iterable
+        of blocks of rows, see `pymc_sghmc.loaders`; it is read in passes, without replacement, as
+        Parquet, Zarr and HDF5 are. Default: the model's own data.
     pool : "auto", int or None, default "auto"
         How many rows of ``data`` are kept in memory, if they come from a loader or an
         ``np.memmap``. All are, where there are no more than the step may keep (1,000,000 rows or

@@ -141,6 +141,17 @@ def hive(path):
     return path / "rows"
 
 
+def parts(path, **columns_of_second):
+    """Paths of two files, of which the second has other columns; None: it lacks the column."""
+    pytest.importorskip("pyarrow")
+    second = frame().iloc[20:].assign(**columns_of_second)
+    lacking = [name for name, values in columns_of_second.items() if values is None]
+    files = [str(path / "first.parquet"), path / "second.parquet"]
+    frame().iloc[:20].to_parquet(files[0])
+    second.drop(columns=lacking).to_parquet(files[1])
+    return files
+
+
 def csv(path):
     pytest.importorskip("pyarrow")
     frame().to_csv(path / "rows.csv")
@@ -302,6 +313,9 @@ FORMS = [
     ("Zarr", zarr_arrays, WORKS),
     ("HDF5", hdf5_arrays, WORKS),
     ("ArrayLoader", lambda path: ArrayLoader(ROWS, block_rows=7), WORKS),
+    ("ArrayLoader of a frame", lambda path: ArrayLoader(frame()), "arrays is of type DataFrame. Pass a dict .* goes to data= as it is"),
+    ("ArrayLoader of a list", lambda path: ArrayLoader([X, Y]), "arrays is of type list. Pass a dict"),
+    ("ArrayLoader of lists", lambda path: ArrayLoader(with_(y=Y.tolist())), "'y' is of type list, which has no shape"),
     ("Parquet: a file", parquet, WORKS),
     ("Parquet: its path as text", lambda path: str(parquet(path)), WORKS),
     ("Parquet: folders key=value", hive, WORKS),
@@ -316,6 +330,14 @@ FORMS = [
     ("Parquet: an address", lambda path: parquet(path).as_uri(), WORKS),
     ("Parquet: an object store", in_a_store, WORKS),
     ("Parquet: no file in a store", lambda path: pytest.importorskip("fsspec") and "memory://none.parquet", "no file or folder"),
+    ("Parquet: an address of an unknown kind", lambda path: pytest.importorskip("fsspec") and "foo://rows.parquet", r"data=: the address 'foo://rows.parquet' can't be opened \(.*foo"),
+    ("Parquet: a list of paths", parts, WORKS),
+    ("Parquet: a tuple of paths", lambda path: tuple(parts(path)), WORKS),
+    ("Parquet: a list, one is no file", lambda path: [*parts(path), "none.parquet"], "no file or folder 'none.parquet'"),
+    ("Parquet: a column in no file", lambda path: ParquetLoader(parts(path), {"X": ["height"]}), "no column 'height'"),
+    ("Parquet: a path without a column", lambda path: parts(path, dose=None)[1], r"the data at \S*second\.parquet has no 'dose'"),
+    ("Parquet: a later file without a column", lambda path: parts(path, dose=None)[0] and path, r"the file \S*second\.parquet has no column 'dose', which other files have"),
+    ("Parquet: a later file with null", lambda path: parts(path, y=missing_at(Y[20:], 3))[0] and path, r"the file \S*second\.parquet has missing values \(1 in column 'y'"),
     ("a CSV file", csv, "isn't a file of Parquet data"),
     ("Dask: an array", lambda path: dask(lambda da, dd: with_(y=da.from_array(Y, chunks=7))), WORKS),
     ("Dask: arrays in other chunks", lambda path: dask(lambda da, dd: {"X": da.from_array(X, chunks=(11, 1)), "y": da.from_array(Y, chunks=7), "clinic": da.from_array(CLINIC, chunks=N)}), WORKS),

@@ -647,7 +647,8 @@ def test_loaders_that_are_none_are_refused(rows):
     refused(rows, ({} for _ in range(2)), "a generator gives no second one")
     refused(rows, 3, "is of type int, which has no rows")
     refused(rows, Scripted([rows], total_size=0), "has a length of 0")
-    refused(rows, Scripted([rows], total_size=1.5), "has a length of 1.5")
+    refused(rows, Scripted([rows], total_size=1.5), "has a length of 1.5. .* a whole number")
+    refused(rows, Scripted([rows], total_size="1200"), "has a length of '1200'. .* a whole number")
     refused(rows, Scripted([rows], total_size=None), "__len__ or a total_size")
     refused(rows, Scripted([]), "yields no rows")
     refused(rows, Scripted([rows["X"]]), "yields ndarray. Blocks must be dicts")
@@ -657,6 +658,21 @@ def test_loaders_that_are_none_are_refused(rows):
     refused(rows, Scripted([OSError("disk on fire")]), "loader raised OSError: disk on fire")
     refused(rows, Blocks(rows), "between 1 and the 1200", batch_size=1201)
     refused(rows, Blocks(rows), "at most half", batch_size=1200)
+
+
+@dataclass
+class OnePass(Blocks):
+    """Goes on where it was, whenever a pass begins."""
+
+    def __post_init__(self):
+        self.iterator = super().__iter__()
+
+    def __iter__(self):
+        return self.iterator
+
+
+def test_a_loader_that_begins_no_new_pass_is_told_so(rows):
+    refused(rows, OnePass(rows), "yields 1130 rows.* is 1200.*Each call must begin a new pass")
 
 
 SECOND = {

@@ -165,6 +165,8 @@ def test_a_number_in_the_place_of_variables_is_a_batch_size(model, cls):
 def test_qnhmc_says_that_it_uses_all_rows(model):
     with model, pytest.raises(TypeError, match=r"uses all rows .* and has no batch_size"):
         QNHMC(batch_size=100)
+    with model, pytest.raises(TypeError, match=r"uses all rows .* and has no data=.*SGHMC"):
+        QNHMC(data={"x": np.zeros(100)})
 
 
 @pytest.mark.parametrize("cls", [*CLASSES, QNHMC, GammaGibbs])
