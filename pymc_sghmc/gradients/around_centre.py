@@ -78,6 +78,19 @@ class AroundExpansion(AroundCentre):
         weights = self.order.weights(rows)
         return self._function(position, self._one, *weights, *others)
 
+    def by_many_rows(self, positions: Sequence[Array]) -> tuple[list[Array], float]:
+        """Gradients from rows that are drawn as steps draw them, as many as a pass gathers at once.
+
+        They are the same rows for all positions. The share of all rows that they are is returned,
+        too.
+        """
+        n_gathered = next(self.anchor.order.chunks()).rows.size
+        n_minibatches = max(1, n_gathered // max(self.data.noisy_batch_sizes, default=1))
+        drawn, _ = self.order.draw(np.random.default_rng(1), None, n_minibatches)
+        minibatch = drawn.joined()
+        share = sum(rows.size for rows in minibatch.rows) / sum(self.data.n_rows)
+        return [self(position, minibatch)[1] for position in positions], share
+
     @property
     def knows_distance(self) -> bool:
         """Whether `distance` tells better than a chain's own coordinates how far out it is."""

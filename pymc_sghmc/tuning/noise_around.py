@@ -14,7 +14,6 @@ from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.jacobians import columns_of
 from pymc_sghmc.gradients.metric import Array, Metric
 from pymc_sghmc.gradients.noise import noise_covariance
-from pymc_sghmc.rows.data import Minibatch
 from pymc_sghmc.tuning.budget import FARTHEST_LEARNING_RATE
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.curvature import MAX_DENSE
@@ -307,8 +306,8 @@ def second_order_noise(
     ends = [
         centre + (2 * T * around.to_theta(x)).astype(second.density.dtype) for x in z[:N_GROWTH]
     ]
-    rows = _large_minibatch(second)
-    here, *there = [around.pull_back(second(end, rows)[1]) for end in [centre, *ends]]
+    gradients, share = second.by_many_rows([centre, *ends])
+    here, *there = [around.pull_back(gradient) for gradient in gradients]
     growth = max(
         float(np.linalg.norm((force - here) / (2 * T) + x) / np.linalg.norm(x))
         for force, x in zip(there, z, strict=False)
@@ -318,18 +317,5 @@ def second_order_noise(
         near=variances[:N_EXACT].mean(axis=0),
         far=variances[N_EXACT:].mean(axis=0),
         limit=limit,
-        passes=len(points) * second.noise_share + len([centre, *ends]) * _share(second, rows),
+        passes=len(points) * second.noise_share + len(gradients) * share,
     )
-
-
-def _large_minibatch(gradient: Any) -> Minibatch:
-    """Draw rows as steps do, but as many as a pass gathers at a time."""
-    n_gathered = next(gradient.order.chunks()).rows.size
-    n_minibatches = max(1, n_gathered // max(gradient.data.noisy_batch_sizes, default=1))
-    drawn, _ = gradient.order.draw(np.random.default_rng(1), None, n_minibatches)
-    return drawn.joined()
-
-
-def _share(gradient: Any, minibatch: Minibatch) -> float:
-    """Share of all rows that a minibatch has."""
-    return sum(rows.size for rows in minibatch.rows) / sum(gradient.data.n_rows)
