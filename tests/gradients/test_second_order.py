@@ -257,8 +257,8 @@ def test_a_scale_alone_makes_no_noise():
     assert np.abs(law(in_chain, other)[1]).max() > 1e-3
 
 
-def test_noise_of_many_rows_is_told_by_some():
-    """Rows drawn as minibatches draw them: the variance within 4.5 standard errors of the exact."""
+def test_noise_and_forces_of_many_rows_are_told_by_some():
+    """Rows drawn as minibatches draw them: both within 4.5 standard errors of the exact ones."""
     n = 120_000
     rows = np.random.default_rng(3)
     x = rows.standard_t(3, (n, 3))
@@ -276,6 +276,12 @@ def test_noise_of_many_rows_is_told_by_some():
     error = of_one / np.sqrt(gradient.noise_share * n)
     assert (error < 0.05 * exact).all()
     assert (np.abs(found - exact) < 4.5 * error).all()
+    forces, share = gradient.by_many_rows([gradient.anchor.position, position])
+    for force, point, variance in zip(
+        forces, [gradient.anchor.position, position], [0, exact], strict=True
+    ):
+        off = np.abs(force - gradient.passes.log_density(point)[1])
+        assert (off < 4.5 * np.sqrt(variance / (share * n)) + 1e-6).all()
 
 
 def of_one_group_each():
