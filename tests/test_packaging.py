@@ -14,7 +14,14 @@ import yaml
 import pymc_sghmc
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = {"dask", "fsspec", "jax", "pyarrow", "zarr"}  # imported where a user asks for them
+OPTIONAL = {
+    "dask",
+    "fsspec",
+    "h5py",
+    "jax",
+    "pyarrow",
+    "zarr",
+}  # imported where a user asks for them
 VERSION = r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9.]+)?"  # PEP 440, of ours
 
 

@@ -3,12 +3,13 @@
 import math
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pymc_sghmc.checks import whole_steps
 from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.containers import library_of
 from pymc_sghmc.rows.files import MappedFile, check_file, mapped_file
 
 __all__ = ["ArrayLoader", "Block", "number_of_rows"]
@@ -88,6 +89,10 @@ class ArrayLoader:
         self.block_rows = number_of_rows("block_rows", block_rows) or self._default_rows()
         self.buffer_rows = number_of_rows("buffer_rows", buffer_rows)
 
+    def __getstate__(self) -> dict[str, Any]:
+        arrays = {name: _to_be_opened(array) for name, array in self.arrays.items()}
+        return {**self.__dict__, "arrays": arrays}
+
     @property
     def mapped_files(self) -> list[MappedFile]:
         """Files of those arrays that are memory maps."""
@@ -122,6 +127,29 @@ class ArrayLoader:
         for i in numbers:
             rows = slice(i * self.block_rows, min((i + 1) * self.block_rows, len(self)))
             yield {name: np.asarray(array[rows]) for name, array in self.arrays.items()}
+
+
+class _HDF5Array(NamedTuple):
+    """An HDF5 array that is opened for each block: an open one can't be pickled."""
+
+    file: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __getitem__(self, rows: slice) -> Array:  # type: ignore[override]
+        import h5py
+
+        with h5py.File(self.file, "r") as file:
+            values: Array = file[self.name][rows]
+        return values
+
+
+def _to_be_opened(array: Any) -> Any:
+    """Return what stands for an array in a pickle: an HDF5 array's place, else the array."""
+    if library_of(array) != "h5py":
+        return array
+    return _HDF5Array(array.file.filename, array.name, array.shape, array.dtype)
 
 
 def number_of_rows(name: str, value: int | None) -> int | None:

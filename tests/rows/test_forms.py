@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import pickle
 
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,18 @@ def hdf5_arrays(path):
     h5py = pytest.importorskip("h5py")
     file = h5py.File(path / "rows.h5", "w")
     return {name: file.create_dataset(name, data=rows) for name, rows in ROWS.items()}
+
+
+def test_hdf5_arrays_are_opened_again_by_other_processes(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    hdf5_arrays(tmp_path)["y"].file.close()  # it was open for writing
+    file = h5py.File(tmp_path / "rows.h5", "r")
+    loader = ArrayLoader({name: file[name] for name in ROWS}, block_rows=7)
+    again = pickle.loads(pickle.dumps(loader))
+    assert len(again) == N
+    for ours, expected in zip(again, loader, strict=True):
+        for name in ROWS:
+            np.testing.assert_array_equal(ours[name], expected[name])
 
 
 def parquet(path, keep_index=False, **changes):
