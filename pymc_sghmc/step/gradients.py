@@ -35,6 +35,7 @@ from pymc_sghmc.rows.containers import Container, containers_of
 from pymc_sghmc.rows.data import PoolPlan
 from pymc_sghmc.rows.files import is_on_disk
 from pymc_sghmc.rows.given_data import GivenData, given_data
+from pymc_sghmc.rows.local_copy import local_copy
 from pymc_sghmc.rows.sources import Source
 from pymc_sghmc.step.setup_display import COMPILING
 from pymc_sghmc.step.warn import refuse_single_rows
@@ -108,11 +109,12 @@ def _rows_elsewhere(
     if pool is not None and source.n_rows <= _most_rows(source, pool) and not source.dropped:
         return GivenData(source.everything())
     if integrated:
-        raise ValueError(
-            f"marginalize={[rv.name for rv in integrated]} with data: groups need all of their "
-            f"rows at once, and the loader has {source.n_rows:,}. Pass arrays, such as np.memmap, "
-            f"or pool={source.n_rows} to read all rows into memory."
+        asked_by = f"marginalize={[rv.name for rv in integrated]}"
+        _log.info(
+            f"{asked_by}: the rows of a group are needed together. All {source.n_rows:,} rows are "
+            f"copied to a temporary folder, {source.rows_per_pass * source.row_bytes / 1e9:.2g} GB."
         )
+        return GivenData(local_copy(source, asked_by))
     source.must_repeat = pool is not None
     return GivenData(source.pilot(), source)
 

@@ -190,10 +190,14 @@ def no_data():
 
 
 @pytest.mark.parametrize(
-    "make", [autoregression, random_walk, gaussian_process, mvnormal_over_rows, scalars, no_data]
+    "make", [autoregression, random_walk, gaussian_process, mvnormal_over_rows, scalars]
 )
 def test_likelihood_without_rows_is_refused(make):
     refusal(build(make), 4, "batch_size", "batch_size=None")
+
+
+def test_a_model_without_a_likelihood_is_refused():
+    refusal(build(no_data), 4, "batch_size", "leave data= and batch_size= out")
 
 
 def unknown_by_row():

@@ -1,6 +1,9 @@
 """A pool: a few of a loader's rows in memory, that stand for all of them in minibatches."""
 
+import gc
 import logging
+import shutil
+import tempfile
 
 import arviz as az
 import cloudpickle
@@ -9,7 +12,7 @@ import pymc as pm
 import pytest
 
 from logistic_rows import D, logistic, logistic_rows
-from modes import QUIET
+from modes import FAST, QUIET
 from targets import gradient_of
 
 from pymc_sghmc import SGHMC
@@ -205,19 +208,48 @@ def test_few_rows_of_a_loader_are_like_arrays():
     np.testing.assert_array_equal(*positions)
 
 
-def test_effects_are_integrated_out_of_few_rows_of_a_loader():
+def of_groups():
     rng = np.random.default_rng(0)
     group = np.repeat(np.arange(50), 20)
-    y = rng.standard_normal(50)[group] + rng.standard_normal(1000)
+    return {"group": group, "y": rng.standard_normal(50)[group] + rng.standard_normal(1000)}
+
+
+def in_partitions(rows):
+    da = pytest.importorskip("dask.array")
+    return {name: da.from_array(array, chunks=170) for name, array in rows.items()}
+
+
+def integrated(rows, data, **settings):
+    """Draws of a model of groups, whose effects are integrated out."""
     with pm.Model():
         u = pm.Normal("u", 0, 1, shape=50)
-        groups = pm.Data("group", group[:10])
-        pm.Normal("likelihood", u[groups], 1, observed=pm.Data("y", y[:10]))
+        groups = pm.Data("group", rows["group"][:10])
+        pm.Normal("likelihood", u[groups], 1, observed=pm.Data("y", rows["y"][:10]))
         mu = pm.Normal("mu")
         pm.Potential("prior", -(mu**2) / 2)
-        step = SGHMC(data=ArrayLoader({"group": group, "y": y}), marginalize="u")
-        idata = pm.sample(10, tune=10, chains=1, step=step, random_seed=1, **QUIET)
-    assert idata.posterior["u"].shape == (1, 10, 50)
+        step = SGHMC(data=data, marginalize="u", compile_kwargs=FAST, **settings)
+        return pm.sample(10, tune=10, chains=1, step=step, random_seed=1, **QUIET).posterior
+
+
+@pytest.mark.parametrize("pool", ["auto", 100, None])
+@pytest.mark.parametrize("form", [ArrayLoader, in_partitions])
+def test_effects_are_integrated_out_of_all_rows_of_a_loader(form, pool, tmp_path, monkeypatch):
+    """Where not all are kept in memory, by a copy in a folder that is gone afterwards."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    rows = of_groups()
+    expected = integrated(rows, rows)
+    found = integrated(rows, form(rows), pool=pool)
+    np.testing.assert_array_equal(found["u"].values, expected["u"].values)
+    gc.collect()
+    assert list(tmp_path.glob("pymc_sghmc-*")) == []
+
+
+def test_a_copy_that_the_disk_has_no_room_for_is_refused(monkeypatch):
+    full = shutil.disk_usage(tempfile.gettempdir())._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: full)
+    rows = of_groups()
+    with pytest.raises(ValueError, match=r"marginalize=\['u'\].*1\.6e-05 GB.*TMPDIR"):
+        integrated(rows, ArrayLoader(rows), pool=100)
 
 
 def curved(n_rows):
