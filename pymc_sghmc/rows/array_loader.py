@@ -3,7 +3,8 @@
 import math
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -129,7 +130,8 @@ class ArrayLoader:
             yield {name: np.asarray(array[rows]) for name, array in self.arrays.items()}
 
 
-class _HDF5Array(NamedTuple):
+@dataclass(frozen=True)
+class _HDF5Array:
     """An HDF5 array that is opened for each block: an open one can't be pickled."""
 
     file: str
@@ -137,7 +139,7 @@ class _HDF5Array(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
 
-    def __getitem__(self, rows: slice) -> Array:  # type: ignore[override]
+    def __getitem__(self, rows: slice) -> Array:
         import h5py
 
         with h5py.File(self.file, "r") as file:

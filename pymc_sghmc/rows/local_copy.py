@@ -1,5 +1,6 @@
 """A copy of all rows of a source in files of this machine. Knows sources and files."""
 
+import os
 import shutil
 import tempfile
 import weakref
@@ -49,14 +50,16 @@ def local_copy(source: Source, asked_by: str) -> dict[str, Array]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    users = iter(range(len(arrays), 0, -1))
+    in_use = set(arrays)
+    process = os.getpid()
 
-    def forget() -> None:
-        if next(users) == 1:
+    def forget(name: str) -> None:
+        in_use.discard(name)
+        if not in_use and os.getpid() == process:  # a forked process has no say in it
             shutil.rmtree(folder, ignore_errors=True)
 
-    for array in arrays.values():
-        weakref.finalize(array, forget)
+    for name, array in arrays.items():
+        weakref.finalize(array, forget, name)
     return arrays
 
 

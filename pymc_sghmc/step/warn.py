@@ -119,7 +119,8 @@ def _infinite_row(passes: Any, position: np.ndarray) -> str | None:
         if values is None or not any(np.isinf(value).any() for value in values.values()):
             return None
         return f"the row {shown_row(values)}"
-    row = passes.first_row_not_finite(position)
+    # what is drawn may be a group of rows, in which none is told apart
+    row = passes.first_row_not_finite(position) if data.rows_of_each == 1 else None
     if row is None or data.odd_values(data.part(row.group, np.array([row.number]))) == "":
         return None
     return f"row {row.number}"
