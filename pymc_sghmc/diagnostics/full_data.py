@@ -77,7 +77,8 @@ def posterior_draws(idata: Any, model: Model, caller: str = "check_bias") -> dic
         raise ValueError(
             f"{caller}: idata.posterior has no draws of {quoted(missing)}. The log-density "
             "needs all parameters of the model: pass the model that made this run, and "
-            "sample without var_names. With Bambi pass Bambi's own model."
+            "sample without var_names. With Bambi pass Bambi's own model. Draw effects that were "
+            "integrated out by recover_effects(idata, step)."
         )
     draws = {}
     for rv in model.free_RVs:
