@@ -1,4 +1,4 @@
-"""A copy of all rows of a source in files of this machine. Knows sources and files."""
+"""A copy of all rows of a source in files of this machine. Knows sources."""
 
 import os
 import shutil
@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from pymc_sghmc.protocols import Array
-from pymc_sghmc.rows.files import check_files
 from pymc_sghmc.rows.sources import Source
 
 __all__ = ["local_copy"]
@@ -69,13 +68,7 @@ def _copied(source: Source, folder: Path, n_rows: int) -> dict[str, Array]:
     shapes = {name: (n_rows, *source.first[name].shape[1:]) for name in source.names}
     types = {name: source.first[name].dtype for name in source.names}
     new = {name: np.memmap(files[name], types[name], "w+", shape=shapes[name]) for name in files}
-    start = 0
-    for block in source.blocks(None):
-        n = len(block[source.names[0]])
-        for name, array in block.items():
-            new[name][start : start + n] = array
-        start += n
-    check_files(getattr(source.loader, "mapped_files", ()))
+    source.copy_to(new)
     for array in new.values():
         array.flush()
     return {name: np.memmap(files[name], types[name], "r", shape=shapes[name]) for name in files}

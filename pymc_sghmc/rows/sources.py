@@ -112,7 +112,26 @@ class Source:
         """Return copies of all rows, in the order of the loader."""
         if self.has_partitions:
             return self._from_partitions(None)
-        return self._rows(np.arange(self.rows_per_pass))
+        out = self._room_for(self.rows_per_pass)
+        self.copy_to(out)
+        return out
+
+    def copy_to(self, arrays: Mapping[str, Array]) -> None:
+        """Copy all rows to arrays that have room for them, in the order of the loader."""
+        start = 0
+        for block in self.blocks(None):
+            n = len(block[self.names[0]])
+            for name, array in block.items():
+                arrays[name][start : start + n] = array
+            start += n
+        check_files(getattr(self.loader, "mapped_files", ()))
+
+    def _room_for(self, n_rows: int) -> dict[str, Array]:
+        """Return arrays for so many rows."""
+        return {
+            name: np.empty((n_rows, *row.shape[1:]), dtype=row.dtype)
+            for name, row in self.first.items()
+        }
 
     def _first_rows(self) -> dict[str, Array]:
         """Return some rows, checked."""
@@ -127,10 +146,7 @@ class Source:
         """Return copies of the rows of these numbers, ascending, from one pass over the loader."""
         if self.has_partitions:
             return self._from_partitions(numbers)
-        out = {
-            name: np.empty((numbers.size, *row.shape[1:]), dtype=row.dtype)
-            for name, row in self.first.items()
-        }
+        out = self._room_for(numbers.size)
         start = 0
         for block in self.blocks(None):
             n = len(block[self.names[0]])
