@@ -31,7 +31,8 @@ __all__ = ["Expansion", "expand", "fits", "fitted", "is_right", "jacobian_blocks
 N_PAIRS = 4  # of points at each distance, or half of that above ...
 N_FEW_ROWS = 2_000_000
 DISTANCES = (1.0, 3.0)  # sds: rare rows that are saturated nearby are met farther out
-BLOCK_BYTES = 2**23  # of Jacobians, and of what is known at all points, at a time
+BLOCK_BYTES = 2**25  # of Jacobians, and of what is known at all points, at a time. With a quarter
+#   of it two threads, which wait for each other between short operations, are no faster than one.
 PER_ROW = 200  # numbers of the latter for each in ζ
 CHECKED_ROWS = 100  # at two points
 TOLERANCE = 1e-9  # of eigenvalues that count as zero in a regression
@@ -236,8 +237,8 @@ def _expanded(around: _Around, block: ChunkInputs) -> _Expanded:
     log_likelihood = first.log_likelihood[0]
     C = gradient.second(zeta, k, inputs)
     dc, dzeta = _changes(first.c), _changes(zetas)
-    C = C + fitted(dc - dzeta @ C, dzeta)
-    left = _finite(dc - dzeta @ C)
+    C = C + fitted(dc - _by_row(dzeta, C), dzeta)
+    left = _finite(dc - _by_row(dzeta, C))
     spread = J.after(by_position).spread(metric)
     b = c - np.einsum("nab,nb->na", C, zeta)
     a = log_likelihood - 0.5 * ((b + c) * zeta).sum(axis=1)
@@ -332,6 +333,11 @@ def _changes(values: Array) -> Array:
     return np.ascontiguousarray(_finite(values[1:] - values[0]).swapaxes(0, 1))
 
 
+def _by_row(dzeta: Array, C: Array) -> Array:
+    """Cζ of each row, (n, P, m): by its number where there is one, which is three times as fast."""
+    return dzeta * C if C.shape[-1] == 1 else dzeta @ C
+
+
 def _finite(values: Array) -> Array:
     """Return values with zeros in the place of what is no number, or infinite."""
     if np.isfinite(values.sum()):  # much quicker, and as a rule enough
@@ -342,8 +348,8 @@ def _finite(values: Array) -> Array:
 def fitted(left: Array, dzeta: Array) -> Array:
     """Symmetric X of least squares of ``left`` on ``dzeta``, (n, m, m); 0 where undetermined."""
     if left.shape[-1] == 1:
-        square = np.square(dzeta).sum(axis=1)[..., None]
-        return (dzeta * left).sum(axis=1)[..., None] / np.where(square > 0, square, 1.0)
+        square = np.einsum("npa,npb->nab", dzeta, dzeta)
+        return np.einsum("npa,npb->nab", dzeta, left) / np.where(square > 0, square, 1.0)
     S = dzeta.swapaxes(1, 2) @ dzeta
     R = left.swapaxes(1, 2) @ dzeta
     values, vectors = np.linalg.eigh(S)

@@ -174,7 +174,8 @@ def jacobian(
     found = _Found((probe.here.size, probe.d))
     columns = []
     if len(probe.by_each):
-        found.add(np.arange(probe.d), probe.by_each / FAR)
+        probe.by_each /= FAR
+        found.add(np.arange(probe.d), probe.by_each)
     else:
         columns = list(columns_of(shapes))
     one_by_one = [column for column in columns if column.size <= FEW]
@@ -226,6 +227,8 @@ class _Found:
             parts = [*self.entries, *[_not_zero(*columns) for columns in self.full]]
             rows, columns, values = map(np.concatenate, zip(*parts, strict=True))
             return coo_array((values, (rows, columns)), shape=self.shape).tocsr()
+        if len(self.full) == 1 and np.array_equal(self.full[0][0], np.arange(self.shape[1])):
+            return self.full[0][1].T
         by_column = np.zeros(self.shape[::-1])
         for rows, columns, values in self.entries:
             by_column[columns, rows] = values
@@ -266,15 +269,16 @@ class _Probe:
     def __init__(self, zetas: Zetas, d: int, error: float | None) -> None:
         self._elsewhere = np.random.default_rng(1).standard_normal(d)  # J isn't found from it
         moved = FAR * np.eye(d if d <= AT_ONCE else 0, d)
-        here, *there = zetas(np.vstack([np.zeros(d), self._elsewhere, moved]))
+        values = zetas(np.vstack([np.zeros(d), self._elsewhere, moved]))
         self._zetas = zetas
         self.d = d
-        self.m = here.shape[1]
-        self.here: Array = here.ravel()
-        changes = np.reshape(there, (len(there), -1)) - self.here
-        self._change_elsewhere = changes[0]
-        self.by_each = changes[1:].astype(float, copy=False)  # where parameters are few
-        self.exact = error or np.finfo(here.dtype).eps ** 0.5
+        self.m = values.shape[2]
+        by_position = values.reshape(len(values), -1)
+        self.here: Array = by_position[0]
+        self._change_elsewhere = by_position[1] - self.here
+        by_each = by_position[2:] - self.here
+        self.by_each = by_each.astype(float, copy=False)  # where parameters are few
+        self.exact = error or np.finfo(values.dtype).eps ** 0.5
         self.n_positions = 2 + len(moved)
         self.n_passes = 1  # over the rows: each takes many positions
 

@@ -190,7 +190,7 @@ def _at_mode_of_all(counted: CountedPasses, x: Array, metric: Metric) -> Array:
         if not length >= NEAR / 2:
             return there
         there = there + metric.to_theta(step)
-        if length < MOST_SHRUNK * last < np.inf and length**2 / last < NEAR / 20:
+        if length < MOST_SHRUNK * last < np.inf and length**2 / last < NEAR / 4:
             return there
         before, (level, grad) = level, counted(there, None)
         if not (level >= before and np.isfinite(grad).all()):
