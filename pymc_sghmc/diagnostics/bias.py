@@ -125,7 +125,7 @@ def check_bias(
     if isinstance(rows, ModelRows):
         refuse_other_rows(idata, model)
     else:
-        refuse_step_with_other_rows(idata, rows.n_rows, "check_bias")
+        refuse_step_with_other_rows(idata, rows.n_rows, rows.data_mark, "check_bias")
     parameters = [model.values_to_rvs[value] for value in model.continuous_value_vars]
     if not parameters:
         raise ValueError("check_bias: the model has no continuous parameters, so no gradient.")

@@ -25,6 +25,7 @@ from pymc_sghmc.models.graphs import (
     minibatch_outputs,
 )
 from pymc_sghmc.models.jumps import conditional_unknowns, jumping_unknowns
+from pymc_sghmc.models.outcomes import mark_of_model
 from pymc_sghmc.models.unknowns import Unknowns
 
 __all__ = [
@@ -39,6 +40,8 @@ __all__ = [
     "side_by_side",
     "unconstrained_draws",
 ]
+
+SAME_MARK = 1e-9  # of a sum, by which rounding changes with the order of rows and their blocks
 
 
 def full_data_logp(model: Model) -> Any:
@@ -232,7 +235,7 @@ def given_rows(step: Any, caller: str) -> Any:
 
 
 def refuse_other_rows(idata: Any, model: Model, caller: str = "check_bias") -> None:
-    """Refuse to judge a run by a model that holds another number of rows."""
+    """Refuse to judge a run by a model that holds other data."""
     n_rows = rows_of_run(idata)
     held = {
         len(array_of(leaf))
@@ -245,16 +248,26 @@ def refuse_other_rows(idata: Any, model: Model, caller: str = "check_bias") -> N
             f"{max(held, default=0):,}. After a run with data= pass the step in place of the "
             f"model, {caller}(idata, step). Else put the rows of the run into it by pm.set_data."
         )
+    if n_rows and _is_another(idata, mark_of_model(model)):
+        raise ValueError(
+            f"{caller}: this run was made with other data than the model holds now, which have as "
+            "many rows. Put the rows of the run into it by pm.set_data. After a run with data= "
+            f"pass the step in place of the model, {caller}(idata, step)."
+        )
 
 
-def refuse_step_with_other_rows(idata: Any, n_rows: Sequence[int], caller: str) -> None:
-    """Refuse to judge a run by a step whose data have other numbers of rows.
+def refuse_step_with_other_rows(
+    idata: Any, n_rows: Sequence[int], data_mark: float, caller: str
+) -> None:
+    """Refuse to judge a run by a step whose data are others.
 
     Parameters
     ----------
     idata : InferenceData or DataTree
     n_rows : list of int
         Of each group of observations that the step has.
+    data_mark : float
+        Of what was observed.
     caller : str
         Name of the function, for messages.
     """
@@ -265,6 +278,20 @@ def refuse_step_with_other_rows(idata: Any, n_rows: Sequence[int], caller: str) 
             f"{max(n_rows, default=0):,} now. Pass the step that made this run, or one that was "
             "built with the same data."
         )
+    if _is_another(idata, data_mark):
+        raise ValueError(
+            f"{caller}: this run was made with other data, which have as many rows. Pass the step "
+            "that made this run, or one that was built with the same data."
+        )
+
+
+def _is_another(idata: Any, data_mark: float) -> bool:
+    """Whether the data of a run have another mark, up to rounding; False where it isn't known."""
+    stats = getattr(idata, "sample_stats", {})
+    if "data_mark" not in stats:
+        return False
+    of_run = float(stats["data_mark"].max())
+    return abs(of_run - data_mark) > SAME_MARK * max(abs(of_run), abs(data_mark))
 
 
 def rows_of_run(idata: Any) -> int:

@@ -261,7 +261,7 @@ def _rows(
             "missing values have none to leave out one by one. If the rows fit in memory, use "
             "pm.compute_log_likelihood and az.loo where these apply."
         ) from error
-    refuse_step_with_other_rows(idata, [rows.n_data_rows], "loo")
+    refuse_step_with_other_rows(idata, [rows.n_data_rows], given.data_mark, "loo")
     return rows
 
 

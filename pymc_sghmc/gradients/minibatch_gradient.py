@@ -132,9 +132,11 @@ def minibatch_gradient(
     if source is not None:
         dtype = density.weights_dtype
         streamed = Streamed(source, rows.groups, density.sources, dtype, pool)
+        streamed.outcomes = rows.outcomes
         order = Windows(streamed) if pool is None else WithReplacement(streamed)
         return MinibatchGradient(density, streamed, order)
     make_data = rows.make_data or InMemory
     place = partial(resident, density.function)
     data = make_data(rows.groups, density.sources, density.weights_dtype, place)
+    data.outcomes = rows.outcomes
     return MinibatchGradient(density, data, (WithReplacement if replace else Epochs)(data))

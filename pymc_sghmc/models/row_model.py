@@ -20,6 +20,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sghmc.models.contract import BatchSize, Group, minibatch_log_density
 from pymc_sghmc.models.graphs import substituted
+from pymc_sghmc.models.outcomes import Outcome, outcomes_of
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.models.upper_tails import with_upper_tails
 
@@ -77,6 +78,8 @@ class RowModel:
         Makes what holds the rows in memory, where it has to be something else than usual.
     data_rows : int
         Number of rows of data that aren't the model's own; 0: it holds all rows.
+    outcomes : tuple of Outcome
+        What was observed.
     """
 
     parameters: Unknowns
@@ -91,6 +94,7 @@ class RowModel:
     rewrites: tuple[Any, ...] = ()
     make_data: Callable[..., Any] | None = None
     data_rows: int = 0
+    outcomes: tuple[Outcome, ...] = ()
 
     @property
     def inputs(self) -> tuple[Input, ...]:
@@ -208,6 +212,7 @@ def row_model(
         sources=tuple(sources),
         conditioned_on=tuple(v for v in model.value_vars if v not in own),
         data_rows=max(lengths.values(), default=0),
+        outcomes=outcomes_of(model, data),
     )
 
 

@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike
 
 from pymc_sghmc.models.contract import Group
 from pymc_sghmc.models.graphs import array_of, odd_values
+from pymc_sghmc.models.outcomes import Outcome
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.records import copied
 from pymc_sghmc.rows.files import MappedFile, mapped_file
@@ -107,6 +108,8 @@ class InMemory:
     rows_of_each = 1.0  # what is drawn: rows, or units of so many on average
     pool: PoolPlan | None = None  # from which minibatches are drawn, where not all are at hand
     number = 0  # of the part of all rows that these are: see `map_sum`
+    outcomes: Sequence[Outcome] = ()  # what was observed
+    _mark: float | None = None  # of the outcomes, once it was asked for
 
     def __init__(
         self,
@@ -146,6 +149,7 @@ class InMemory:
                 )
             n_rows.append(n)
         self.resident = tuple([self._resident(array) for array in self.arrays])
+        self._forget_mark()
         self._count(n_rows)
 
     def _count(self, n_rows: list[int]) -> None:
@@ -163,6 +167,20 @@ class InMemory:
     def n_data_rows(self) -> int:
         """Number of rows of the data, the largest where groups differ; 0 if all are used whole."""
         return max(map(len, self.arrays), default=0)
+
+    @property
+    def data_mark(self) -> float:
+        """A number that changes with what was observed; NaN where it isn't known."""
+        if self._mark is None:
+            self._mark = self._find_mark() if self.outcomes else np.nan
+        return self._mark
+
+    def _find_mark(self) -> float:
+        return sum(outcome.mark for outcome in self.outcomes)
+
+    def _forget_mark(self) -> None:
+        if self.outcomes:  # a worker has none
+            self._mark = None
 
     @property
     def n_kept(self) -> list[int]:
@@ -315,7 +333,9 @@ class InMemory:
             )
             for group in self.groups
         ]
-        return {**self.__dict__, "sources": self.arrays, "groups": groups, "resident": None}
+        mark = self.data_mark  # before the outcomes stay behind, too
+        as_now = {"sources": self.arrays, "groups": groups, "outcomes": (), "_mark": mark}
+        return {**self.__dict__, **as_now, "resident": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from pymc_sghmc.models.outcomes import from_sums
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.containers import (
     Container,
@@ -263,6 +264,10 @@ class Source:
                     f"over the loader and {expected:.10g} in another. A pool needs the same rows "
                     "in each pass. Let the loader give these, or pass pool=None"
                 )
+
+    def mark(self, name: str) -> float:
+        """Return the mark of a container's values, see `mark_of`; NaN where it isn't known."""
+        return from_sums(*self._sums[name]) if self._sums else np.nan
 
     def _unchecked(self, rng: np.random.Generator | None) -> Iterable[Any]:
         shuffled = getattr(self.loader, "blocks", None)

@@ -90,6 +90,15 @@ class Streamed(InMemory):
         """Number of rows of the data, most of which aren't at hand."""
         return self.source.n_rows
 
+    def _find_mark(self) -> float:
+        found = [
+            self.source.mark(outcome.name)
+            if outcome.name is not None and outcome.name in self.names
+            else outcome.mark
+            for outcome in self.outcomes
+        ]
+        return sum(found)
+
     @property
     def n_reads(self) -> int:
         """How often all rows were read so far."""
@@ -127,6 +136,7 @@ class Streamed(InMemory):
             self._ahead.close()
         self._window = self._ahead = None
         self.arrays = self.resident = tuple(self.sources)
+        self._forget_mark()
         self._count([self.source.n_rows])
         self.n_at_hand = [len(self.arrays[0])]
 

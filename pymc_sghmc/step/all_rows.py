@@ -19,10 +19,12 @@ from pymc_sghmc.gradients.row_log_likelihood import RowLogLikelihood
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.jumps import jumping_unknowns
+from pymc_sghmc.models.outcomes import mark_of_model
 from pymc_sghmc.models.row_model import row_model
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.containers import containers_of
+from pymc_sghmc.rows.data import InMemory
 from pymc_sghmc.rows.given_data import given_data
 from pymc_sghmc.step.gradients import model_by_row, pool_of
 
@@ -37,11 +39,23 @@ class GivenRows:
     model : pm.Model
     arguments : dict
         Values of all shared arguments.
+    data : InMemory, optional
+        That the step's minibatches are of.
     """
 
-    def __init__(self, model: Model, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: Model, arguments: Mapping[str, Any], data: InMemory | None = None
+    ) -> None:
         self.model = model
         self._arguments = arguments
+        self._data = data
+
+    @property
+    def data_mark(self) -> float:
+        """A number that changes with what was observed; NaN where it isn't known."""
+        if self._arguments["data"] is None or self._data is None:
+            return mark_of_model(self.model)  # pm.set_data may have changed it
+        return self._data.data_mark
 
     def full_data(self, compile_kwargs: Mapping[str, Any] | None = None) -> "AllRows | None":
         """Compile the gradient of all rows; None where the model itself holds them."""
@@ -51,7 +65,7 @@ class GivenRows:
 
     def all_rows(self, compile_kwargs: Mapping[str, Any] | None = None) -> "AllRows":
         """Compile the gradient of all rows, wherever they are."""
-        return AllRows(self.model, self._arguments, compile_kwargs)
+        return AllRows(self.model, self._arguments, self.data_mark, compile_kwargs)
 
     def log_likelihood(
         self, name: str, compile_kwargs: Mapping[str, Any] | None = None
@@ -90,6 +104,8 @@ class AllRows:
     model : pm.Model
     arguments : dict
         Values of all shared arguments of a step.
+    data_mark : float
+        See `GivenRows.data_mark`.
     compile_kwargs : dict, optional
         Default: the step's.
     """
@@ -98,9 +114,11 @@ class AllRows:
         self,
         model: Model,
         arguments: Mapping[str, Any],
+        data_mark: float,
         compile_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.model = model
+        self.data_mark = data_mark
         point, unknowns, rewriting = _without_rewrites(model, arguments)
         data = arguments["data"]
         pool = None if data is None else pool_of(arguments)

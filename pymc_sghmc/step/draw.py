@@ -35,7 +35,8 @@ STATISTICS: dict[str, tuple[Any, list[int] | None]] = {
     "gradient_order": (int, []),
     "inner_steps": (np.int64, []),  # PyMC calls the tree sizes of NUTS n_steps
     "minibatch_logp": (np.float64, []),
-    "data_rows": (np.int64, []),  # by which diagnostics see whether a model has these data
+    "data_rows": (np.int64, []),  # by which diagnostics see whether a model has these data,
+    "data_mark": (np.float64, []),  # and by this, where there are as many rows
     "cycle": (int, []),
     "diverging": (bool, []),
     "divergences": (int, []),  # the dtype that NUTS gives it: both may be in one model
@@ -102,6 +103,7 @@ class Draw:
             "inner_steps": m,
             "minibatch_logp": self.logp,
             "data_rows": target.gradient.data.n_data_rows,
+            "data_mark": target.gradient.data.data_mark,
             "cycle": self.phase.cycle,
             "diverging": False,
             "divergences": 0,
@@ -121,6 +123,7 @@ class Draw:
             "gradient_order": order,
             "inner_steps": self.n_steps,
             "data_rows": step.tuner.gradient.data.n_data_rows,
+            "data_mark": step.tuner.gradient.data.data_mark,
             "cycle": 0 if self.phase is None else self.phase.cycle,
             "diverging": True,
             "divergences": 1,

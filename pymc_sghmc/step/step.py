@@ -134,13 +134,13 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         schedule = schedule_of(given["learning_rate"])
         self.settings = compared(given) | own
         self.blocked = given["blocked"]
-        self.given_rows = GivenRows(model, given)
         self.vars = continuous_variables(vars, model, name)
         point = starting_point(model, given["initial_point"])
         effects, left = integrated_effects(model, given, point, self.vars)
         unknowns = Unknowns(left, point)
         preconditioner = checked_preconditioner(given["preconditioner"], unknowns.d, schedule)
         gradient, expansions = gradients(model, unknowns, point, given, preconditioner, effects)
+        self.given_rows = GivenRows(model, given, gradient.data)
         self.unknowns = gradient.density.unknowns
         initial = gradient.density.from_model(self.unknowns.ravel(point))
         if self.blocked:

@@ -115,7 +115,7 @@ def prior_from(
     _refuse_not_mixed(positions, names)
 
     rows = _all_rows(given, model, compile_kwargs)
-    refuse_step_with_other_rows(idata, rows.n_rows, "prior_from")
+    refuse_step_with_other_rows(idata, rows.n_rows, rows.data_mark, "prior_from")
     some = _some(positions, n_draws)
     gradients = _gradients(rows, unknowns, some, model)
     _refuse_not_finite(gradients, names)

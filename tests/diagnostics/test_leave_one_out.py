@@ -317,6 +317,9 @@ def test_runs_that_are_not_of_these_rows_are_refused():
         ValueError, match="loo: this run was made with 7 rows, and there are 20,000 now"
     ):
         loo(regression_draws(stats={"data_rows": 7}), step)
+    other = regression_draws(stats={"data_rows": N, "data_mark": Y.sum() + 2 * np.abs(Y).sum() + 1})
+    with pytest.raises(ValueError, match=r"loo: this run was made with other data.*as many rows"):
+        loo(other, step)
     with pytest.raises(ValueError, match="loo: this step is a copy"):
         loo(idata, copy.deepcopy(step))
     with pytest.raises(ValueError, match=r"loo: idata\.posterior has no draws of 'beta'"):

@@ -144,6 +144,59 @@ def test_a_run_says_how_many_rows_it_read():
         assert idata.sample_stats["data_rows"].dtype == int
 
 
+def short_run(model, cores, **settings):
+    with model:
+        step = SGLD(**{**SETTINGS, **settings})
+        draws = pm.sample(12, tune=2, chains=2, cores=cores, step=step, random_seed=1, **QUIET)
+    return step, draws
+
+
+POOLED = {"pool": 200, "gradient": "auto"}
+SOURCES = {
+    "model": (N, {}),
+    "arrays": (FEW, {"data": {"X": X, "y": ROWS["y"]}}),
+    "pool": (FEW, {"data": ArrayLoader({"X": X, "y": ROWS["y"]}, block_rows=30), **POOLED}),
+    "backwards": (FEW, {"data": {"X": X[::-1], "y": ROWS["y"][::-1]}}),
+}
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("kind", ["model", "arrays", "pool", "backwards"])
+def test_runs_on_the_same_data_are_told_from_those_on_other_data_of_as_many_rows(kind, cores):
+    n, settings = SOURCES[kind]
+    _, idata = short_run(regression(n), cores=cores, **settings)
+    assert np.ptp(idata.sample_stats["data_mark"].values) == 0
+    others = {"X": X, "y": ROWS["y"] + 0.1}
+    for n_held, given in SOURCES.values():
+        step = SGLD(model=regression(n_held), **{**SETTINGS, **given})
+        check_bias(idata, step, n_draws=20, compile_kwargs=FAST)
+    with pytest.raises(ValueError, match="made with other data, which have as many rows"):
+        check_bias(idata, SGLD(model=regression(FEW), data=others, **SETTINGS))
+    loader = ArrayLoader(others, block_rows=30)
+    pooled = SGLD(model=regression(FEW), data=loader, **{**SETTINGS, **POOLED})
+    with pytest.raises(ValueError, match="made with other data, which have as many rows"):
+        check_bias(idata, pooled)
+    model = regression(N)
+    check_bias(idata, model, n_draws=20, compile_kwargs=FAST)
+    with model:
+        pm.set_data(others)
+    with pytest.raises(
+        ValueError, match=r"made with other data than the model holds now.*set_data"
+    ):
+        check_bias(idata, model)
+
+
+def test_a_run_after_set_data_has_the_mark_of_the_new_data():
+    model = regression(N)
+    step, before = short_run(model, cores=1)
+    with model:
+        pm.set_data({"y": ROWS["y"] + 0.1})
+        after = pm.sample(12, tune=2, chains=2, cores=1, step=step, random_seed=1, **QUIET)
+    check_bias(after, step, n_draws=20, compile_kwargs=FAST)
+    with pytest.raises(ValueError, match="other data than the model holds now"):
+        check_bias(before, step)
+
+
 def test_a_loader_is_read_once_for_all_draws():
     class Counted(ArrayLoader):
         n_passes = 0
