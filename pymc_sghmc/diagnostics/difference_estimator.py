@@ -8,15 +8,17 @@ import math
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from scipy.special import logsumexp
 
 from pymc_sghmc.compat import smoothed_log_weights
-from pymc_sghmc.gradients.row_log_likelihood import RowLogLikelihood
+from pymc_sghmc.gradients.row_log_likelihood import RowBlock, RowLogLikelihood
 from pymc_sghmc.protocols import Array
+from pymc_sghmc.rows.data import InMemory
+from pymc_sghmc.rows.partitions import Partition
 from pymc_sghmc.threads import in_order
 
 __all__ = ["Estimate", "Passed", "PsisSample", "read"]
@@ -86,42 +88,92 @@ class Estimate:
 def read(
     rows: RowLogLikelihood, mean: Sequence[Array], candidates: Array, keeps_all: bool
 ) -> Passed:
-    """Evaluate all rows at one point, and keep the data of the candidates, in one pass."""
-    order = np.argsort(candidates)
-    ascending = candidates[order]
-    kept: list[Array] = []
-    at_mean = np.empty(candidates.size)
-    of_all = np.empty(rows.n_rows) if keeps_all else None
-    total = squares = 0.0
-    n = 0
+    """Evaluate all rows at one point, and keep the data of the candidates, in one pass.
 
-    def evaluated(block: Any) -> Any:
+    Rows of several machines are evaluated where they are.
+    """
+    order = np.argsort(candidates)
+    found = rows.map_sum(_evaluated, mean, candidates[order], keeps_all)
+    if found.odd is not None:
+        raise ValueError(
+            f"loo: the log-likelihood of row {found.odd.number:,} is {found.odd.value} at the mean "
+            "of the draws. Look for missing or impossible values in this row. If the support of "
+            "the likelihood depends on parameters, rows can't be left out by weights."
+        )
+    as_asked = np.argsort(order)
+    return Passed(
+        n=found.n,
+        total=found.total,
+        squares=found.squares,
+        kept=[np.concatenate(parts)[as_asked] for parts in zip(*found.kept, strict=True)],
+        at_mean=np.concatenate(found.at_mean)[as_asked],
+        of_all=np.concatenate(found.of_all) if keeps_all else None,
+    )
+
+
+class _OddRow(NamedTuple):
+    """A row whose log-likelihood isn't finite."""
+
+    number: int
+    value: float
+
+
+@dataclass
+class _Evaluated:
+    """What rows of a source, or of a part of it, have at one point."""
+
+    n: int
+    total: float
+    squares: float
+    kept: list[tuple[Array, ...]]  # data of candidates, ascending, block by block
+    at_mean: list[Array]  # of these
+    of_all: list[Array]
+    odd: _OddRow | None = None  # the first, at which the pass ends
+
+    def __add__(self, other: "_Evaluated") -> "_Evaluated":
+        """Return what the rows of both have; ``other`` has those that come later."""
+        return _Evaluated(
+            n=self.n + other.n,
+            total=self.total + other.total,
+            squares=self.squares + other.squares,
+            kept=self.kept + other.kept,
+            at_mean=self.at_mean + other.at_mean,
+            of_all=self.of_all + other.of_all,
+            odd=self.odd or other.odd,
+        )
+
+
+def _evaluated(
+    data: InMemory | Partition,
+    rows: RowLogLikelihood,
+    mean: Sequence[Array],
+    candidates: Array,
+    keeps_all: bool,
+) -> _Evaluated:
+    """Evaluate rows where they are: see `read`. Numbers of candidates are ascending."""
+
+    def evaluated(block: RowBlock) -> tuple[RowBlock, Array]:
         with np.errstate(all="ignore"):
             return block, np.asarray(rows(mean, block.arrays), dtype=float)
 
-    for block, values in in_order(evaluated, rows.blocks()):
-        start, arrays = block
-        if not np.isfinite(values).all():
-            first = start + int(np.argmin(np.isfinite(values)))
-            raise ValueError(
-                f"loo: the log-likelihood of row {first:,} is {values[first - start]} at the mean "
-                "of the draws. Look for missing or impossible values in this row. If the support "
-                "of the likelihood depends on parameters, rows can't be left out by weights."
-            )
-        n += values.size
-        total += values.sum()
-        squares += np.square(values).sum()
-        if of_all is not None:
-            of_all[start : start + values.size] = values
-        first, last = np.searchsorted(ascending, [start, start + values.size])
-        places = order[first:last]  # of the candidates in this block, in their own order
-        own = ascending[first:last] - start
-        if not kept:
-            kept = [np.empty((candidates.size, *a.shape[1:]), dtype=a.dtype) for a in arrays]
-        for whole, array in zip(kept, arrays, strict=True):
-            whole[places] = array[own]
-        at_mean[places] = values[own]
-    return Passed(n, total, squares, kept, at_mean, of_all)
+    found = _Evaluated(n=0, total=0.0, squares=0.0, kept=[], at_mean=[], of_all=[])
+    threads = data.threads if isinstance(data, Partition) else None
+    for block, values in in_order(evaluated, rows.blocks_of(data), threads):
+        is_finite = np.isfinite(values)
+        if not is_finite.all():
+            first = int(np.argmin(is_finite))
+            found.odd = _OddRow(block.start + first, float(values[first]))
+            return found
+        found.n += values.size
+        found.total += float(values.sum())
+        found.squares += float(np.square(values).sum())
+        if keeps_all:
+            found.of_all.append(values)
+        first, last = np.searchsorted(candidates, [block.start, block.start + values.size])
+        own = candidates[first:last] - block.start
+        found.kept.append(tuple(array[own] for array in block.arrays))
+        found.at_mean.append(values[own])
+    return found
 
 
 class PsisSample:

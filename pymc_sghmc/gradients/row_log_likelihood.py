@@ -3,7 +3,7 @@
 No gradient is taken, so that likelihoods without one do, too. Knows graphs and rows, no draws.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from pymc_sghmc.models.row_model import RowModel, row_model
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.data import InMemory
+from pymc_sghmc.rows.partitions import Partition
 from pymc_sghmc.rows.sources import Source
 from pymc_sghmc.rows.windows import Streamed
 
@@ -85,10 +86,14 @@ class RowLogLikelihood:
         options = {"on_unused_input": "ignore", **(compile_kwargs or {})}
         self._function = compile_for_many_rows(inputs, by_row, options)
 
-    def blocks(self) -> Iterator[RowBlock]:
-        """Yield all rows in blocks of a few megabytes, from one pass over the data."""
-        start = 0
-        for chunk in self._data.chunks():
+    def map_sum(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what f(data, rows, *arguments) says of all rows, see `InMemory.map_sum`."""
+        return self._data.map_sum(function, self, *arguments)
+
+    def blocks_of(self, data: InMemory | Partition) -> Iterator[RowBlock]:
+        """Yield all rows of these data, or a partition of them, in blocks of a few megabytes."""
+        start = data.start
+        for chunk in data.chunks():
             if chunk.group != self._group:
                 continue
             arrays = chunk.arrays[self._places]

@@ -108,6 +108,7 @@ class InMemory:
     rows_of_each = 1.0  # what is drawn: rows, or units of so many on average
     pool: PoolPlan | None = None  # from which minibatches are drawn, where not all are at hand
     number = 0  # of the part of all rows that these are: see `map_sum`
+    start = 0  # number of its first row
     outcomes: Sequence[Outcome] = ()  # what was observed
     _mark: float | None = None  # of the outcomes, once it was asked for
 

@@ -1,11 +1,11 @@
 """Posteriors from files of many rows: set-up, memory, effective draws per second, and errors.
 
     python tests/benchmarks/sources.py [--rows 1e7] [--folder DIR] [--sources memmap parquet]
-        [--orders shuffled outcome predictor] [--pool auto] [--markdown]
+        [--orders shuffled outcome predictor month] [--pool auto] [--markdown]
 
 Logistic regression of 20 predictors in single precision, ``SGHMC(data=...)`` untouched, four chains
-of 1,000 draws on two processes. Files lie in the order of random rows, of the outcome or of the
-first predictor; Parquet has row groups of 1,000,000 rows. Sources:
+of 1,000 draws on two processes. Files lie in the order of random rows, of the outcome, of the first
+predictor, or of twelve months between which two predictors drift by three sds; Parquet has row groups of 1,000,000 rows. Sources:
 
     memmap     ``data={"X": np.memmap, "y": np.memmap}``
     loader     ``data=ArrayLoader(...)`` of the same files
@@ -42,6 +42,7 @@ with warnings.catch_warnings():
     import pymc as pm
     import report
 
+    from scipy.stats import norm
     from streams import peak_of, private_mb
 
     from pymc_sghmc import SGHMC
@@ -49,7 +50,7 @@ with warnings.catch_warnings():
 
 D, CHUNK, GROUP = 20, 500_000, 1_000_000
 SOURCES = ["memmap", "loader", "parquet"]
-ORDERS = ["shuffled", "outcome", "predictor"]
+ORDERS = ["shuffled", "outcome", "predictor", "month"]
 PACKAGES = ("numpy", "pymc", "pytensor", "pymc-sghmc", "pyarrow")
 
 
@@ -64,7 +65,7 @@ def write(folder, n_rows, order, parquet):
         X[rows] = rng.standard_normal((rows.stop - start, D), dtype="f4")
         y[rows] = rng.random(rows.stop - start) < 1 / (1 + np.exp(-X[rows] @ beta))
     if order != "shuffled":
-        sorted_by = np.argsort(y if order == "outcome" else X[:, 0], kind="stable")
+        sorted_by = np.argsort(_key(order, X, y), kind="stable")
         X[:] = X[sorted_by]
         y[:] = y[sorted_by]
     X.flush(), y.flush()
@@ -80,6 +81,14 @@ def write(folder, n_rows, order, parquet):
                 rows = slice(start, min(start + GROUP, n_rows))
                 columns = [*(X[rows, i] for i in range(D)), y[rows]]
                 writer.write_table(pa.table(columns, schema=schema), row_group_size=GROUP)
+
+
+def _key(order, X, y):
+    """By which rows are sorted."""
+    if order == "month":
+        drift = (X[:, 0] + X[:, 1]) / 2**0.5  # a standard normal
+        return np.searchsorted(norm.ppf(np.arange(1, 12) / 12), drift)
+    return y if order == "outcome" else X[:, 0]
 
 
 def newton(folder, n_rows):

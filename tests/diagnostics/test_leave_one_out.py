@@ -1,6 +1,7 @@
 """loo: the estimate from a sample of the rows, against closed forms and ArviZ's own of all rows."""
 
 import copy
+import pickle
 
 import arviz as az
 import numpy as np
@@ -14,7 +15,7 @@ from scipy.stats import chi2
 from pymc_sghmc import SGHMC
 from pymc_sghmc.compat import inference_data
 from pymc_sghmc.diagnostics import loo
-from pymc_sghmc.loaders import ArrayLoader
+from pymc_sghmc.loaders import ArrayLoader, DaskLoader
 
 N, D, FEW = 20_000, 3, 6
 SETTINGS = {"batch_size": 50, "compile_kwargs": FAST, "learning_rate": 1e-4, "gradient": "plain"}
@@ -123,6 +124,50 @@ def test_rows_from_anywhere_give_what_the_whole_model_gives(kind, tmp_path):
     np.testing.assert_allclose(
         np.sort(result["elpd_loo_approx"]).mean(), np.mean(expected["elpd_loo_approx"]), rtol=1e-3
     )
+
+
+def test_rows_on_other_machines_stay_there():
+    da = pytest.importorskip("dask.array")
+
+    class Counted(DaskLoader):
+        sizes = []
+
+        def map_sum(self, task):
+            found = super().map_sum(task)
+            self.sizes.append(len(pickle.dumps(found)))
+            return found
+
+        def _blocks(self, numbers):
+            raise AssertionError("rows are read here")
+
+    data = {"X": da.from_array(X, chunks=(3000, D)), "y": da.from_array(Y, chunks=3000)}
+    step = SGHMC(
+        model=regression(X[:FEW], Y[:FEW]), data=Counted(data), pool=300, compile_kwargs=FAST
+    )
+    Counted.sizes.clear()
+    idata = regression_draws(stats={"data_rows": N})
+    settings = {"n_rows": 500, "max_rows": 500, "pointwise": False, "compile_kwargs": FAST}
+    result = loo(idata, step, **settings)
+    expected = loo(idata, regression(X, Y), **settings)
+    assert elpd_of(result) == pytest.approx(elpd_of(expected), rel=1e-9)
+    assert result["se"] == pytest.approx(expected["se"], rel=1e-6)
+    [size] = Counted.sizes
+    assert size < 500 * 8 * (D + 2) + 5000  # the sample's rows
+
+
+def test_a_row_without_a_likelihood_is_named_wherever_it_is():
+    da = pytest.importorskip("dask.array")
+    counts = np.ones(N)
+    counts[[17_000, 19_000]] = -1.0
+    with pm.Model() as model:
+        rate = pm.HalfNormal("rate", 1.0)
+        pm.Poisson("likelihood", rate, observed=pm.Data("y", counts[:FEW]))
+    idata = idata_of(rate=np.random.default_rng(0).uniform(0.9, 1.1, (2, 100)))
+    data = {"y": da.from_array(counts, chunks=3000)}
+    step = SGHMC(model=model, data=data, pool=None, compile_kwargs=FAST)
+    for judged in (step, SGHMC(model=model, data={"y": counts}, compile_kwargs=FAST)):
+        with pytest.raises(ValueError, match=r"loo: the log-likelihood of row 17,000 is -inf"):
+            loo(idata, judged)
 
 
 def test_a_sample_of_all_rows_is_what_arviz_computes():
