@@ -47,6 +47,7 @@ MOST_BYTES = 2**28  # of sampled rows, kept while they are evaluated
 SHARE_OF_SE = 0.1  # of the standard error; what the subsampling adds then is half a percent of it
 MARGIN = 1.2  # times as many rows as the error seems to ask for, as it is itself estimated
 MOST_PARAMETERS = 500  # of which the effective number of draws is estimated
+MOST_POINTWISE = 1_000_000  # rows, each of which gets values of its own by default
 FEWEST_DRAWS = 100  # from which ratios have a tail that a Pareto distribution can be fitted to
 
 
@@ -84,7 +85,8 @@ def loo(
         of the other variables' rows stay.
     pointwise : bool, optional
         Whether the result has values for each row, as `az.compare` needs them: 16 bytes a row.
-        Default: ArviZ's ``rcParams["stats.ic_pointwise"]``, which is True.
+        Default: ArviZ's ``rcParams["stats.ic_pointwise"]``, which is True, up to 1,000,000 rows,
+        and False for more, so that memory doesn't grow with them.
     reff : float, optional
         Effective draws per draw. Default: estimated, as in `az.loo`.
     n_rows : int, default 5,000
@@ -181,7 +183,7 @@ def loo(
     rows = _rows(idata, given, model, name, point, compile_kwargs)
     reff = _relative_efficiency(draws, model) if reff is None else float(reff)
     if pointwise is None:
-        pointwise = bool(az.rcParams["stats.ic_pointwise"])
+        pointwise = rows.n_rows <= MOST_POINTWISE and bool(az.rcParams["stats.ic_pointwise"])
 
     sample_size = min(sample_size, rows.n_rows)
     fitting = max(sample_size, MOST_BYTES // max(1, rows.row_bytes))

@@ -1,7 +1,7 @@
 """Posteriors from files of many rows: set-up, memory, effective draws per second, and errors.
 
     python tests/benchmarks/sources.py [--rows 1e7] [--folder DIR] [--sources memmap parquet]
-        [--orders shuffled outcome predictor month] [--pool auto] [--markdown]
+        [--orders shuffled outcome predictor month] [--pool auto] [--checks] [--markdown]
 
 Logistic regression of 20 predictors in single precision, ``SGHMC(data=...)`` untouched, four chains
 of 1,000 draws on two processes. Files lie in the order of random rows, of the outcome, of the first
@@ -16,7 +16,9 @@ the posterior to 10⁻³ standard deviations at 10⁶ rows and more. ``mean_erro
 of a mean in posterior standard deviations, ``sd_error`` the largest relative one of a standard
 deviation, ``mean_mc`` and ``sd_mc`` their Monte Carlo standard errors; ``private_mb`` the process's
 own memory at its peak while the step is made, without pages of files, above what it had before.
-Files of 81 bytes a row and source are deleted at the end. Prints one line of JSON.
+With ``--checks`` ``check_bias(idata, step, n_draws=40)`` and ``loo(idata, step)`` follow, with
+seconds, and the process's own memory at its peak above what it had before; ``loo_error`` is the
+standard error of the subsampling, in units of elpd. Files of 81 bytes a row and source are deleted at the end. Prints one line of JSON.
 """
 
 import os
@@ -46,6 +48,7 @@ with warnings.catch_warnings():
     from streams import peak_of, private_mb
 
     from pymc_sghmc import SGHMC
+    from pymc_sghmc.diagnostics import check_bias, loo
     from pymc_sghmc.loaders import ArrayLoader, ParquetLoader
 
 D, CHUNK, GROUP = 20, 500_000, 1_000_000
@@ -113,7 +116,7 @@ def arrays_of(folder, n_rows):
     return X, np.memmap(folder / "y.i1", "i1", "r", shape=n_rows)
 
 
-def run(source, folder, n_rows, pool):
+def run(source, folder, n_rows, pool, checks):
     """One source in this process."""
     X, y = arrays_of(folder, n_rows)
     if source == "parquet":
@@ -152,7 +155,19 @@ def run(source, folder, n_rows, pool):
         "r_hat": float(az.rhat(idata)["beta"].max()),
         "log": [line for line in lines if "pool" in line or "order" in line or "loader" in line],
     }
+    if checks:
+        row |= measured("check", lambda: check_bias(idata, step, n_draws=40))[0]
+        seconds, result = measured("loo", lambda: loo(idata, step))
+        row |= seconds | {"loo_error": float(result["subsampling_se"])}
     return row
+
+
+def measured(name, block):
+    """Seconds and memory of a call, and what it returns."""
+    before, began = private_mb(), time.perf_counter()
+    result, peak = peak_of(block)
+    found = {f"{name}_s": time.perf_counter() - began, f"{name}_mb": peak - before}
+    return found, result
 
 
 def main():
@@ -164,6 +179,7 @@ def main():
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=SOURCES)
     parser.add_argument("--orders", nargs="+", choices=ORDERS, default=ORDERS)
     parser.add_argument("--pool", default="auto")
+    parser.add_argument("--checks", action="store_true")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # a source, in this process
     options = parser.parse_args()
@@ -171,7 +187,7 @@ def main():
     pools = {"auto": "auto", "None": None}
     pool = pools[options.pool] if options.pool in pools else int(options.pool)
     if options.one:
-        report.print_json(run(options.one, options.folder, n_rows, pool))
+        report.print_json(run(options.one, options.folder, n_rows, pool, options.checks))
         return
     machine, rows = report.machine(), {}
     for order in options.orders:
@@ -180,6 +196,7 @@ def main():
             for source in options.sources:
                 command = [sys.executable, __file__, "--one", source, "--folder", folder]
                 command += ["--rows", str(n_rows), "--pool", options.pool]
+                command += ["--checks"] * options.checks
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
                 name = f"{source}, {order}"
                 rows[name] = json.loads(done.stdout.splitlines()[-1])
@@ -190,6 +207,8 @@ def main():
     if options.markdown:
         names = ["setup_s", "setup_cpu_s", "private_mb", "ess_per_s"]
         names += ["mean_error", "mean_mc", "sd_error", "sd_mc"]
+        if options.checks:
+            names += ["check_s", "check_mb", "loo_s", "loo_mb", "loo_error"]
         cells = [[way, *(row.get(name) for name in names)] for way, row in rows.items()]
         print(report.markdown_table(["", *names], cells))
         print(report.note(result))

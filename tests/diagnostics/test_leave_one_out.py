@@ -274,6 +274,18 @@ def test_without_pointwise_nothing_is_stored_of_each_row():
     assert str(result).startswith("Computed from 1000")
 
 
+@pytest.mark.parametrize(("n_rows", "stores"), [(1_000_000, True), (1_000_001, False)])
+def test_of_more_than_a_million_rows_nothing_is_stored_of_each_by_default(n_rows, stores):
+    y = np.random.default_rng(0).standard_normal(n_rows)
+    with pm.Model() as model:
+        mu = pm.Flat("mu")
+        pm.Normal("likelihood", mu, 1.0, observed=y)
+    draws = np.random.default_rng(1).normal(y.mean(), n_rows**-0.5, (2, 100))
+    result = loo(idata_of(mu=draws), model, n_rows=300, reff=1.0, compile_kwargs=FAST)
+    stored = [getattr(result, name, None) for name in ("elpd_i", "loo_i", "pareto_k")]
+    assert any(values is not None for values in stored) == stores
+
+
 def test_a_loader_is_read_once():
     class Counted(ArrayLoader):
         n_rows_read = 0
