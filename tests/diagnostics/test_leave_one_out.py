@@ -164,8 +164,8 @@ def test_a_row_without_a_likelihood_is_named_wherever_it_is():
         pm.Poisson("likelihood", rate, observed=pm.Data("y", counts[:FEW]))
     idata = idata_of(rate=np.random.default_rng(0).uniform(0.9, 1.1, (2, 100)))
     data = {"y": da.from_array(counts, chunks=3000)}
-    step = SGHMC(model=model, data=data, pool=None, compile_kwargs=FAST)
-    for judged in (step, SGHMC(model=model, data={"y": counts}, compile_kwargs=FAST)):
+    step = SGHMC(model=model, data=data, **SETTINGS)
+    for judged in (step, SGHMC(model=model, data={"y": counts}, **SETTINGS)):
         with pytest.raises(ValueError, match=r"loo: the log-likelihood of row 17,000 is -inf"):
             loo(idata, judged)
 
