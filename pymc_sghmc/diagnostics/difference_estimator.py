@@ -15,10 +15,9 @@ import numpy as np
 from scipy.special import logsumexp
 
 from pymc_sghmc.compat import smoothed_log_weights
-from pymc_sghmc.gradients.row_log_likelihood import RowBlock, RowLogLikelihood
+from pymc_sghmc.gradients.row_inputs import Rows
+from pymc_sghmc.gradients.row_log_likelihood import RowLogLikelihood
 from pymc_sghmc.protocols import Array
-from pymc_sghmc.rows.data import InMemory
-from pymc_sghmc.rows.partitions import Partition
 from pymc_sghmc.threads import in_order
 
 __all__ = ["Estimate", "Passed", "PsisSample", "read"]
@@ -144,21 +143,15 @@ class _Evaluated:
 
 
 def _evaluated(
-    data: InMemory | Partition,
+    data: Rows,
     rows: RowLogLikelihood,
     mean: Sequence[Array],
     candidates: Array,
     keeps_all: bool,
 ) -> _Evaluated:
     """Evaluate rows where they are: see `read`. Numbers of candidates are ascending."""
-
-    def evaluated(block: RowBlock) -> tuple[RowBlock, Array]:
-        with np.errstate(all="ignore"):
-            return block, np.asarray(rows(mean, block.arrays), dtype=float)
-
     found = _Evaluated(n=0, total=0.0, squares=0.0, kept=[], at_mean=[], of_all=[])
-    threads = data.threads if isinstance(data, Partition) else None
-    for block, values in in_order(evaluated, rows.blocks_of(data), threads):
+    for block, values in rows.evaluated(data, mean):
         is_finite = np.isfinite(values)
         if not is_finite.all():
             first = int(np.argmin(is_finite))

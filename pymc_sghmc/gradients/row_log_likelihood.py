@@ -10,6 +10,7 @@ import numpy as np
 
 from pymc.model import Model
 
+from pymc_sghmc.gradients.row_inputs import Rows
 from pymc_sghmc.loops.numpy_mode import compile_for_many_rows
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.row_model import RowModel, row_model
@@ -19,6 +20,7 @@ from pymc_sghmc.rows.data import InMemory
 from pymc_sghmc.rows.partitions import Partition
 from pymc_sghmc.rows.sources import Source
 from pymc_sghmc.rows.windows import Streamed
+from pymc_sghmc.threads import in_order
 
 __all__ = ["RowBlock", "RowLogLikelihood", "row_log_likelihood_of_model"]
 
@@ -90,8 +92,26 @@ class RowLogLikelihood:
         """Return what f(data, rows, *arguments) says of all rows, see `InMemory.map_sum`."""
         return self._data.map_sum(function, self, *arguments)
 
-    def blocks_of(self, data: InMemory | Partition) -> Iterator[RowBlock]:
-        """Yield all rows of these data, or a partition of them, in blocks of a few megabytes."""
+    def evaluated(self, data: Rows, values: Sequence[Array]) -> Iterator[tuple[RowBlock, Array]]:
+        """Yield all rows of these data, or a partition, in blocks, with the log-likelihood of each.
+
+        Parameters
+        ----------
+        data : InMemory, Streamed or Partition
+        values : list of array
+            Of the model's value variables.
+        """
+
+        def of_block(block: RowBlock) -> tuple[RowBlock, Array]:
+            with np.errstate(all="ignore"):
+                return block, np.asarray(self(values, block.arrays), dtype=float)
+
+        # others work on other partitions
+        threads = data.threads if isinstance(data, Partition) else None
+        return in_order(of_block, self._blocks_of(data), threads)
+
+    def _blocks_of(self, data: Rows) -> Iterator[RowBlock]:
+        """Yield all rows of these data in blocks of a few megabytes."""
         start = data.start
         for chunk in data.chunks():
             if chunk.group != self._group:
