@@ -19,7 +19,8 @@ from pymc_sghmc.rows.containers import (
     container_named,
 )
 from pymc_sghmc.rows.files import check_files
-from pymc_sghmc.rows.partitions import Partition, PartitionTask, Refusal
+from pymc_sghmc.rows.partitions import PartitionTask, Refusal
+from pymc_sghmc.rows.pass_sums import Sums, chosen_rows
 from pymc_sghmc.rows.values import array_for, first_changed, refuse_other_lengths
 
 __all__ = ["Source"]
@@ -160,7 +161,7 @@ class Source:
 
     def _from_partitions(self, numbers: Array | None) -> dict[str, Array]:
         """Return the rows of these numbers, ascending, or all of them, from where they are."""
-        chosen = self.map_sum(self.names, None, _chosen, numbers)
+        chosen = self.map_sum(self.names, None, chosen_rows, numbers)
         return dict(zip(self.names, chosen.arrays(), strict=True))
 
     def blocks(self, rng: np.random.Generator | None) -> Generator[dict[str, Array], None, None]:
@@ -172,7 +173,7 @@ class Source:
             None: the loader's own order.
         """
         seen = 0
-        sums = _Sums(with_sizes=self._sums is None)
+        sums = Sums(with_sizes=self._sums is None)
         try:
             for block in self._unchecked(rng):
                 arrays = self.checked(block)
@@ -244,15 +245,15 @@ class Source:
             self._compare(found.sums)
         return found.value
 
-    def sums_of(self, rows: Mapping[str, Array]) -> "_Sums | None":
+    def sums_of(self, rows: Mapping[str, Array]) -> Sums | None:
         """Return sums by which passes are compared, if they are."""
         if not self.must_repeat:
             return None
-        sums = _Sums(with_sizes=self._sums is None)
+        sums = Sums(with_sizes=self._sums is None)
         sums.add(rows)
         return sums
 
-    def _compare(self, sums: "_Sums") -> None:
+    def _compare(self, sums: Sums) -> None:
         """Refuse a pass whose values have another sum than those of the first one."""
         if self._sums is None:
             self._sums = {name: (sums.of[name], sums.sizes[name]) for name in sums.of}
@@ -332,60 +333,6 @@ class _LeftBehind:
             "pool. This chain had to read all of them, since it didn't begin near the mode. Sample "
             "it where the data are, or start it where others end, by initvals"
         )
-
-
-class _Sums:
-    """Sums of the values in one pass, and of their sizes, by the names of containers."""
-
-    def __init__(self, with_sizes: bool) -> None:
-        self.of: dict[str, float] = {}
-        self.sizes: dict[str, float] = {}
-        self._with_sizes = with_sizes
-
-    def add(self, block: Mapping[str, Array]) -> None:
-        """Take in a block."""
-        for name, array in block.items():
-            self.of[name] = self.of.get(name, 0.0) + float(array.sum(dtype=float))
-            if self._with_sizes:
-                size = float(np.abs(array).sum(dtype=float))
-                self.sizes[name] = self.sizes.get(name, 0.0) + size
-
-    def __add__(self, other: "_Sums") -> "_Sums":
-        total = _Sums(self._with_sizes)
-        total.of = {name: value + other.of[name] for name, value in self.of.items()}
-        total.sizes = {name: value + other.sizes[name] for name, value in self.sizes.items()}
-        return total
-
-
-class _Chosen:
-    """Some rows of a source, in their order.
-
-    Parameters
-    ----------
-    parts : list of list of array
-        For each array, rows of successive partitions.
-    """
-
-    def __init__(self, parts: list[list[Array]]) -> None:
-        self._parts = parts
-
-    def __add__(self, other: "_Chosen") -> "_Chosen":
-        pairs = zip(self._parts, other._parts, strict=True)
-        return _Chosen([mine + others for mine, others in pairs])
-
-    def arrays(self) -> list[Array]:
-        """Return the rows of each array."""
-        return [np.concatenate(parts) for parts in self._parts]
-
-
-def _chosen(partition: Partition, numbers: Array | None) -> _Chosen:
-    """Return those rows of a partition whose numbers, ascending, are asked for; None: all."""
-    if numbers is None:
-        return _Chosen([[array] for array in partition.arrays])
-    ends = partition.start, partition.start + partition.n_rows[0]
-    first, last = np.searchsorted(numbers, ends)
-    rows = numbers[first:last] - partition.start
-    return _Chosen([[array[rows]] for array in partition.arrays])
 
 
 def _n_rows(loader: Any) -> int:
