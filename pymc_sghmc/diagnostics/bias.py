@@ -3,6 +3,8 @@
 Knows PyMC models and what ``pm.sample`` returned, no step methods.
 """
 
+import logging
+
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +35,8 @@ from pymc_sghmc.diagnostics.temperatures import (
 )
 
 __all__ = ["check_bias"]
+
+_log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
 ALL_DRAWS_LIMIT = 2 * 10**7  # entries; above it only draws with gradients are used
 
@@ -139,6 +143,11 @@ def check_bias(
     at = np.searchsorted(kept, thinned)  # where the draws with gradients are
 
     draws = unconstrained_draws(model, {name: values[:, kept] for name, values in draws.items()})
+    if not isinstance(rows, ModelRows):
+        _log.info(
+            f"check_bias: reads {max(rows.n_rows):,} rows once, and evaluates their gradient at "
+            f"{n_chains * at.size:,} draws."
+        )
     gradients = rows.gradients({name: values[:, at] for name, values in draws.items()})
     values = [draws[value.name] for value in model.continuous_value_vars]
     positions = side_by_side(values).astype(float)

@@ -13,7 +13,7 @@ from pymc.model import Model
 from pymc_sghmc.models.graphs import array_of, data_leaves, observed_variables
 from pymc_sghmc.protocols import Array
 
-__all__ = ["Outcome", "from_sums", "mark_of", "mark_of_model", "outcomes_of"]
+__all__ = ["Outcome", "from_sums", "mark_of", "mark_of_model", "outcomes_of", "sums_of_values"]
 
 
 class Outcome(NamedTuple):
@@ -50,7 +50,13 @@ def mark_of(values: Array) -> float:
     """
     if values.dtype.kind not in "bifu":
         return np.nan
-    return from_sums(float(values.sum(dtype=float)), float(np.abs(values).sum(dtype=float)))
+    return from_sums(*sums_of_values(values))
+
+
+def sums_of_values(values: Array) -> tuple[float, float]:
+    """Return Σ y and Σ |y|. Not of whole numbers as they are: |−128| is −128 where 8 bits do."""
+    sizes = np.abs(values, dtype=float if values.dtype.kind == "i" else None)
+    return float(values.sum(dtype=float)), float(sizes.sum(dtype=float))
 
 
 def from_sums(total: float, sizes: float) -> float:

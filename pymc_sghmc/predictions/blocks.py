@@ -150,11 +150,12 @@ def _names(model: Model, var_names: str | Sequence[str] | None) -> list[str]:
     if var_names is None:
         return [variable.name for variable in observed_variables(model)]
     names = [var_names] if isinstance(var_names, str) else list(var_names)
+    known = [rv.name for rv in (*model.deterministics, *observed_variables(model))]
     unknown = [name for name in names if name not in model.named_vars]
     if unknown or not names:
         raise ValueError(
             f"{NAME}(var_names={var_names!r}): name deterministics or observed variables of the "
-            f"model, {quoted(model.named_vars)}."
+            f"model, {quoted(known)}."
         )
     return names
 

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
+import pandas as pd
 
 from pymc_sghmc.checks import quoted, whole_steps
 from pymc_sghmc.protocols import Array
-from pymc_sghmc.rows.array_loader import Block, number_of_rows
+from pymc_sghmc.rows.array_loader import number_of_rows
 from pymc_sghmc.rows.containers import StreamError, each_once
 
 __all__ = ["ParquetFiles", "ParquetLoader"]
@@ -71,6 +72,7 @@ class ParquetLoader:
             raise ValueError(
                 'ParquetLoader: columns must name at least one pm.Data, as in {"y": "died"}.'
             )
+        self._path = path
         self.columns = dict(columns)
         self.block_rows = whole_steps("block_rows", block_rows, "rows")
         self.buffer_rows = number_of_rows("buffer_rows", buffer_rows)
@@ -100,21 +102,21 @@ class ParquetLoader:
     def __len__(self) -> int:
         return sum(file.n_rows for file in self.files.files)
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
         return self._blocks(self._groups)
 
-    def blocks(self, rng: np.random.Generator) -> Iterator[Block]:
+    def blocks(self, rng: np.random.Generator) -> Iterator[Mapping[str, Any]]:
         """Begin a pass over the data, with row groups in random order."""
         return self._blocks([self._groups[i] for i in rng.permutation(len(self._groups))])
 
-    def _blocks(self, groups: Iterable[tuple["ParquetFile", int]]) -> Iterator[Block]:
+    def _blocks(self, groups: Iterable[tuple["ParquetFile", int]]) -> Iterator[Mapping[str, Any]]:
         for file, group in groups:
             names = [name for name in each_once(self.columns) if name not in file.keys]
             with opened(file.path, file.filesystem) as reader:
                 batches = reader.iter_batches(
                     self.block_rows, row_groups=[group], columns=names, use_threads=False
                 )
-                for batch in batches:
+                for batch in _undamaged(batches, file.path):
                     _refuse_nulls(file.path, batch)
                     arrays = {
                         name: batch.column(name).to_numpy(zero_copy_only=False) for name in names
@@ -123,16 +125,18 @@ class ParquetLoader:
                         arrays[name] = np.full(batch.num_rows, value)
                     yield self._block(arrays)
 
-    def _block(self, arrays: Mapping[str, Array]) -> Block:
+    def _block(self, arrays: Mapping[str, Array]) -> Mapping[str, Any]:
         """Return the arrays of a block from those of its columns."""
         block = {}
         for container, columns in self.columns.items():
             if isinstance(columns, str):
                 block[container] = arrays[columns]
             else:
-                # with columns one after the other: whoever reads copies rows, and does it faster
-                block[container] = np.stack([arrays[name] for name in columns]).T
+                block[container] = _matrix({name: arrays[name] for name in columns})
         return block
+
+    def __repr__(self) -> str:
+        return f"ParquetLoader({self._path!r}, {self.columns!r})"
 
 
 class ParquetFile(NamedTuple):
@@ -190,6 +194,25 @@ class ParquetFiles(NamedTuple):
             )
             names |= dict.fromkeys(files[-1].names)
         return cls(files, list(names))
+
+
+def _undamaged(batches: Iterable[Any], path: str) -> Iterator[Any]:
+    """Yield the batches of a file, or say which file can't be read."""
+    try:
+        yield from batches
+    except (OSError, ValueError) as error:  # pyarrow.ArrowInvalid is a ValueError
+        raise StreamError(
+            f"data=: the file {path} can't be read. Is it damaged, or cut short? Write it anew. "
+            f"({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _matrix(columns: Mapping[str, Array]) -> Any:
+    """Return columns side by side: a frame where some aren't numbers, whose columns have names."""
+    if any(array.dtype.kind not in "biuf" for array in columns.values()):
+        return pd.DataFrame(columns)
+    # with columns one after the other: whoever reads copies rows, and does it faster
+    return np.stack(list(columns.values())).T
 
 
 def _refuse_nulls(path: str, batch: Any) -> None:

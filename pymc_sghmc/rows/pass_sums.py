@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from pymc_sghmc.models.outcomes import sums_of_values
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.partitions import Partition
 
@@ -24,10 +25,12 @@ class Sums:
     def add(self, block: Mapping[str, Array]) -> None:
         """Take in a block."""
         for name, array in block.items():
-            self.of[name] = self.of.get(name, 0.0) + float(array.sum(dtype=float))
-            if self._with_sizes:
-                size = float(np.abs(array).sum(dtype=float))
-                self.sizes[name] = self.sizes.get(name, 0.0) + size
+            if not self._with_sizes:
+                self.of[name] = self.of.get(name, 0.0) + float(array.sum(dtype=float))
+                continue
+            total, size = sums_of_values(array)
+            self.of[name] = self.of.get(name, 0.0) + total
+            self.sizes[name] = self.sizes.get(name, 0.0) + size
 
     def __add__(self, other: "Sums") -> "Sums":
         total = Sums(self._with_sizes)

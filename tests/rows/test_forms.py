@@ -130,6 +130,19 @@ def test_hdf5_arrays_are_opened_again_by_other_processes(tmp_path):
             np.testing.assert_array_equal(ours[name], expected[name])
 
 
+def no_rows(path):
+    frame().iloc[:0].to_parquet(path / "rows.parquet")
+    return path / "rows.parquet"
+
+
+def damaged(path):
+    file = parquet(path)
+    content = bytearray(file.read_bytes())
+    content[4:2000] = bytes(1996)  # the pages of the first columns, not the footer
+    file.write_bytes(content)
+    return file
+
+
 def parquet(path, keep_index=False, **changes):
     pytest.importorskip("pyarrow")
     frame(**changes).to_parquet(path / "rows.parquet", row_group_size=13)
@@ -338,6 +351,10 @@ FORMS = [
     ("Parquet: categories", lambda path: parquet(path, clinic=pd.Categorical(NAMES)), WORKS),
     ("Parquet: decimals", lambda path: parquet(path, y=list(map(decimal.Decimal, Y.astype(int).tolist()))), WORKS),
     ("Parquet: times", lambda path: parquet(path, y=[datetime.datetime(2020, 1, 1)] * N), "holds dates or times"),
+    ("Parquet: times in a matrix", lambda path: parquet(path, dose=[datetime.datetime(2020, 1, 1)] * N), "'dose'.*holds dates or times"),
+    ("Parquet: text in a matrix", lambda path: parquet(path, dose=["much"] * N), "'dose'.*holds text"),
+    ("Parquet: no rows", lambda path: no_rows(path), r"ParquetLoader\(\S*rows\.parquet.* has a length of 0"),
+    ("Parquet: damaged", lambda path: damaged(path), r"the file \S*rows\.parquet can't be read\. Is it damaged"),
     ("Parquet: lists", lambda path: parquet(path, y=[[1.0, 2.0]] * N), "holds objects"),
     ("Parquet: no file", lambda path: path / "none.parquet", "no file or folder"),
     ("Parquet: an address", lambda path: parquet(path).as_uri(), WORKS),

@@ -301,6 +301,16 @@ def test_a_step_with_a_pool_samples_the_same_in_workers_and_after_a_copy():
         np.testing.assert_array_equal(run.posterior["beta"].values, first)
 
 
+def test_the_smallest_whole_numbers_are_no_change_from_pass_to_pass():
+    z = np.where(np.arange(4000) % 3 == 0, 1, -128).astype(np.int8)  # |−128| has 8 bits, and a sign
+    y = z / 64 + np.random.default_rng(0).standard_normal(z.size)
+    with pm.Model():
+        slope = pm.Normal("slope")
+        pm.Normal("likelihood", slope * pm.Data("z", z[:6]) / 64, 1.0, observed=pm.Data("y", y[:6]))
+        step = SGHMC(data=ArrayLoader({"z": z, "y": y}, block_rows=500), pool=500)
+    assert step.tuner.gradient.data.pool.size == 500
+
+
 @pytest.mark.parametrize("name", ["X", "y"])
 def test_rows_that_change_from_pass_to_pass_are_refused(name):
     class Changing(ArrayLoader):
