@@ -201,9 +201,10 @@ def _undamaged(batches: Iterable[Any], path: str) -> Iterator[Any]:
     try:
         yield from batches
     except (OSError, ValueError) as error:  # pyarrow.ArrowInvalid is a ValueError
+        [reason, *_] = str(error).splitlines() or [type(error).__name__]
         raise StreamError(
             f"data=: the file {path} can't be read. Is it damaged, or cut short? Write it anew. "
-            f"({str(error).splitlines()[0]})"
+            f"({reason})"
         ) from error
 
 

@@ -13,9 +13,16 @@ from scipy.sparse.linalg import eigsh
 
 from pymc_sghmc.gradients.metric import Array, Diagonal, LowRank, Metric
 from pymc_sghmc.gradients.rewrite import MeanField
-from pymc_sghmc.tuning.curvature import CountedPasses, Rows, first_vector, operator_of
+from pymc_sghmc.tuning.curvature import CountedPasses, first_vector, operator_of
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
-from pymc_sghmc.tuning.variational_fit import FLAT, NEAR, draws_and_shares, mean_field, nearer
+from pymc_sghmc.tuning.variational_fit import (
+    FLAT,
+    NEAR,
+    StandardDraws,
+    mean_field,
+    nearer,
+    standard_draws,
+)
 
 __all__ = ["low_rank_fit"]
 
@@ -44,9 +51,9 @@ def low_rank_fit(
         return None
     m = independent.mean
     metric: Metric = Diagonal(independent.sds)
-    z, shares = draws_and_shares(counted, start.size)
+    draws = standard_draws(counted, start.size)
     for _ in range(ROUNDS):
-        rescaled = _rescaled(counted, shares, m, metric, z, blocks)
+        rescaled = _rescaled(counted, draws, m, metric, blocks)
         if rescaled is None:
             return GaussianFit(
                 mean=independent.mean,
@@ -55,27 +62,25 @@ def low_rank_fit(
                 passes=counted.passes,
             )
         metric = rescaled
-        m, moved = nearer(counted, counted.subset, m, metric, z)
+        m, moved = nearer(counted, counted.subset, m, metric, draws.z)
         if not NEAR <= moved < np.inf:
             break
     if counted.subset is not None:
-        m, moved = nearer(counted, None, m, metric, z)
+        m, moved = nearer(counted, None, m, metric, draws.z)
     return GaussianFit(mean=m, metric=metric, is_mode=bool(moved < ASTRAY), passes=counted.passes)
 
 
 def _rescaled(
     counted: CountedPasses,
-    shares: list[Rows],
+    draws: StandardDraws,
     m: Array,
     metric: Metric,
-    z: Array,
     blocks: list[slice],
 ) -> LowRank | None:
     """L with LᵀH̄L near 1, H̄ the mean of the Hessian of −log p over the draws."""
     d = m.size
-    points = [m + metric.to_theta(draw) for draw in z]
-
-    product = counted.hessian_product(points, shares)
+    points = [m + metric.to_theta(draw) for draw in draws.z]
+    product = counted.hessian_product(points, draws.rows)
     old = metric.diagonal().scales
     scales = old / np.sqrt(_diagonal(product, old, blocks))
     inside = operator_of(lambda x: scales * product(scales * x), d)

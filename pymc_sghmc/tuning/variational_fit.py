@@ -8,6 +8,7 @@ SciPy, no samplers.
 import math
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,13 +26,14 @@ from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 __all__ = [
     "FLAT",
     "NEAR",
+    "StandardDraws",
     "Walled",
-    "draws_and_shares",
     "first_scales",
     "fit_around",
     "lower",
     "mean_field",
     "nearer",
+    "standard_draws",
     "variational_fit",
 ]
 
@@ -47,6 +49,13 @@ NARROWER = np.array([0.3, 0.03, 0.003, 3e-4])  # first scales, of what curvature
 NO_NUMBER = 1e100  # for it, where nothing is known yet
 WALL = 5.0  # times the fall that its slope promised: what energy counts for where it is infinite
 ROUGH = 0.8  # r.m.s. of the force that a Gaussian doesn't have, in sds, above which it is none
+
+
+class StandardDraws(NamedTuple):
+    """Draws from a standard normal, the same ones throughout a fit."""
+
+    z: Array  # (k, d), in pairs ±z
+    rows: list[Rows]  # of each, which the density there is of
 
 
 class Walled:
@@ -102,13 +111,13 @@ def variational_fit(
     independent : MeanField, optional
         A fit with independent parameters that is known: Newton's method begins with it at once.
     """
-    z, shares = draws_and_shares(counted, start.size)
+    draws = standard_draws(counted, start.size)
     if independent is not None:
-        fit = _by_newton(counted, shares, independent, z)
+        fit = _by_newton(counted, draws, independent)
         if fit.is_mode:
             return fit
-    independent = _mean_field(counted, shares, start, z)
-    return None if independent is None else _by_newton(counted, shares, independent, z)
+    independent = _mean_field(counted, draws, start)
+    return None if independent is None else _by_newton(counted, draws, independent)
 
 
 def fit_around(counted: CountedPasses, mean: Array, metric: Dense) -> GaussianFit:
@@ -122,31 +131,29 @@ def fit_around(counted: CountedPasses, mean: Array, metric: Dense) -> GaussianFi
     metric : Dense
         Of an earlier fit.
     """
-    z, shares = draws_and_shares(counted, mean.size)
+    draws = standard_draws(counted, mean.size)
     factor = metric.factor
     for _ in range(FEW_ROUNDS):
-        factor, _ = _rescaled(counted, shares, mean, factor, z)
-    is_near = _roughness(counted, mean, factor, z, of_mean=False) < ROUGH
+        factor, _ = _rescaled(counted, draws, mean, factor)
+    is_near = _roughness(counted, mean, factor, draws.z, of_mean=False) < ROUGH
     return GaussianFit(mean=mean, metric=Dense(factor), is_mode=is_near, passes=counted.passes)
 
 
-def _by_newton(
-    counted: CountedPasses, shares: list[Rows], independent: MeanField, z: Array
-) -> GaussianFit:
+def _by_newton(counted: CountedPasses, draws: StandardDraws, independent: MeanField) -> GaussianFit:
     """Fit a Gaussian from one with independent parameters."""
     m = independent.mean
     factor = np.diag(independent.sds)
     moved = np.inf
     for _ in range(ROUNDS):
-        factor, is_wide = _rescaled(counted, shares, m, factor, z)
-        m, moved = nearer(counted, counted.subset, m, Dense(factor), z)
+        factor, is_wide = _rescaled(counted, draws, m, factor)
+        m, moved = nearer(counted, counted.subset, m, Dense(factor), draws.z)
         if moved == math.inf or (moved < NEAR and is_wide):
             break
     for _ in range(ROUNDS if counted.subset is not None else 0):  # the mean of all rows is another
-        m, moved = nearer(counted, None, m, Dense(factor), z)
+        m, moved = nearer(counted, None, m, Dense(factor), draws.z)
         if not NEAR <= moved < math.inf:
             break
-    rough = _roughness(counted, m, factor, z)
+    rough = _roughness(counted, m, factor, draws.z)
     is_near = bool(moved < NEAR and rough < ROUGH)
     return GaussianFit(mean=m, metric=Dense(factor), is_mode=is_near, passes=counted.passes)
 
@@ -164,12 +171,11 @@ def mean_field(
     near : MeanField, optional
         ... unless one is known that is near.
     """
-    z, shares = draws_and_shares(counted, start.size)
+    draws = standard_draws(counted, start.size)
     if near is None:
-        return _mean_field(counted, shares, start, z)
-    return _minimised(counted, shares, near, z, np.zeros(1)) or _mean_field(
-        counted, shares, start, z
-    )
+        return _mean_field(counted, draws, start)
+    found = _minimised(counted, draws, near, np.zeros(1))
+    return found or _mean_field(counted, draws, start)
 
 
 def lower(factor: Array) -> Array:
@@ -178,10 +184,10 @@ def lower(factor: Array) -> Array:
     return upper.T * np.where(np.diag(upper) < 0, -1.0, 1.0)
 
 
-def draws_and_shares(counted: CountedPasses, d: int) -> tuple[Array, list[Rows]]:
-    """Draws in pairs ±z, and the rows that each sees."""
+def standard_draws(counted: CountedPasses, d: int) -> StandardDraws:
+    """Return the draws that fits of d parameters take."""
     half = np.random.default_rng(0).standard_normal((N_PAIRS, d))
-    return np.concatenate([half, -half]), _shares(counted, 2 * N_PAIRS, d)
+    return StandardDraws(np.concatenate([half, -half]), _shares(counted, 2 * N_PAIRS, d))
 
 
 def _shares(counted: CountedPasses, n_draws: int, d: int) -> list[Rows]:
@@ -196,15 +202,13 @@ def _shares(counted: CountedPasses, n_draws: int, d: int) -> list[Rows]:
     return [tuple(map(np.sort, share)) for share in zip(*parts, strict=True)]
 
 
-def _mean_field(
-    counted: CountedPasses, shares: list[Rows], start: Array, z: Array
-) -> MeanField | None:
+def _mean_field(counted: CountedPasses, draws: StandardDraws, start: Array) -> MeanField | None:
     first = MeanField(mean=start, sds=first_scales(counted, start))
-    return _minimised(counted, shares, first, z, np.log(NARROWER))
+    return _minimised(counted, draws, first, np.log(NARROWER))
 
 
 def _minimised(
-    counted: CountedPasses, shares: list[Rows], first: MeanField, z: Array, narrower: Array
+    counted: CountedPasses, draws: StandardDraws, first: MeanField, narrower: Array
 ) -> MeanField | None:
     """Search by L-BFGS, from scales that are narrower by the first of some logarithms that serves.
 
@@ -219,13 +223,13 @@ def _minimised(
         s = np.exp(rho)
         value = 0.0
         slopes = np.zeros(2 * d)
-        for draw, share in zip(z, shares, strict=True):
-            logp, grad = counted(start + scale * (mu + s * draw), share)
+        for draw, rows in zip(*draws, strict=True):
+            logp, grad = counted(start + scale * (mu + s * draw), rows)
             if not (math.isfinite(logp) and np.isfinite(grad).all()):
                 return np.inf, slopes
             grad = scale * grad
-            value -= logp / len(z)
-            slopes -= np.concatenate([grad, grad * s * draw]) / len(z)
+            value -= logp / len(draws.z)
+            slopes -= np.concatenate([grad, grad * s * draw]) / len(draws.z)
         slopes[d:] -= 1.0
         return value - rho.sum(), slopes
 
@@ -259,13 +263,13 @@ def first_scales(counted: CountedPasses, start: Array) -> Array:
 
 
 def _rescaled(
-    counted: CountedPasses, shares: list[Rows], m: Array, factor: Array, z: Array
+    counted: CountedPasses, draws: StandardDraws, m: Array, factor: Array
 ) -> tuple[Array, bool]:
     """Return L with LᵀH̄L = 1, H̄ the mean of the Hessian of −log p over the draws.
 
     And whether no direction may be wider still.
     """
-    hessian = counted.mean_hessian([m + factor @ draw for draw in z], shares, factor)
+    hessian = counted.mean_hessian([m + factor @ draw for draw in draws.z], draws.rows, factor)
     if not np.isfinite(hessian).all():
         return factor, True
     values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
