@@ -1,7 +1,9 @@
 """A loader of Parquet files. Knows pyarrow, which it imports where it is used, and blocks."""
 
+import logging
 import os
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -10,12 +12,14 @@ from urllib.parse import unquote
 import numpy as np
 import pandas as pd
 
-from pymc_sghmc.checks import quoted, whole_steps
+from pymc_sghmc.checks import quoted, true_or_false, whole_steps
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.rows.array_loader import number_of_rows
 from pymc_sghmc.rows.containers import StreamError, each_once
 
 __all__ = ["ParquetFiles", "ParquetLoader"]
+
+_log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
 PathLike = str | os.PathLike[str]
 
@@ -39,6 +43,10 @@ class ParquetLoader:
     buffer_rows : int, optional
         Number of rows that the step holds in memory and shuffles. Default: 32 MB of rows, or more
         if blocks are large.
+    drop_missing : bool, default False
+        Whether rows with a missing value, null or NaN, in one of the columns are left out. They are
+        counted when the loader is made, which reads these columns once. Default: a step refuses
+        such data, as leaving rows out may change what is estimated.
 
     Raises
     ------
@@ -57,6 +65,15 @@ class ParquetLoader:
     ...     loader = ParquetLoader(folder, {"X": ["age", "dose"], "y": "died"})
     ...     len(loader), [block["X"].shape for block in loader]
     (10, [(4, 2), (4, 2), (2, 2)])
+
+    Rows with a missing value are left out if you ask for it:
+
+    >>> table = pa.table({"dose": [1.0, None, 2.0], "died": [0, 1, 1]})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pq.write_table(table, f"{folder}/part.parquet")
+    ...     loader = ParquetLoader(folder, {"x": "dose", "y": "died"}, drop_missing=True)
+    ...     len(loader), [block["y"].tolist() for block in loader]
+    (2, [[0, 1]])
     """
 
     is_only_a_place = True  # holds no rows: see `Source.for_another_host`
@@ -67,6 +84,7 @@ class ParquetLoader:
         columns: Mapping[str, str | Sequence[str]],
         block_rows: int = 65_536,
         buffer_rows: int | None = None,
+        drop_missing: bool = False,
     ) -> None:
         if not columns:
             raise ValueError(
@@ -81,6 +99,26 @@ class ParquetLoader:
         self._groups = [
             (file, group) for file in self.files.files for group in range(file.n_groups)
         ]
+        self.drop_missing = true_or_false("drop_missing", drop_missing)
+        n_rows = sum(file.n_rows for file in self.files.files)
+        self._n_rows = self._count_complete(n_rows) if drop_missing else n_rows
+
+    def _count_complete(self, n_rows: int) -> int:
+        """Return the number of rows without missing values, and log how many have some."""
+        _log.info(f"ParquetLoader: counts missing values in {n_rows:,} rows...")
+        n_complete = 0
+        counts: Counter[str] = Counter()
+        for _, batch in self._batches(self._groups):
+            missing = _missing(batch)
+            counts.update({name: int(rows.sum()) for name, rows in missing.items()})
+            n_complete += batch.num_rows - int(np.any(list(missing.values()), axis=0).sum())
+        by_column = ", ".join(f"{n:,} in column {name!r}" for name, n in counts.items() if n)
+        if by_column:
+            _log.info(
+                f"ParquetLoader leaves out {n_rows - n_complete:,} of {n_rows:,} rows, which have "
+                f"missing values ({by_column})."
+            )
+        return n_complete
 
     def _check_columns(self) -> None:
         """Refuse columns that a file hasn't got."""
@@ -100,7 +138,7 @@ class ParquetLoader:
                 )
 
     def __len__(self) -> int:
-        return sum(file.n_rows for file in self.files.files)
+        return self._n_rows
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         return self._blocks(self._groups)
@@ -110,6 +148,23 @@ class ParquetLoader:
         return self._blocks([self._groups[i] for i in rng.permutation(len(self._groups))])
 
     def _blocks(self, groups: Iterable[tuple["ParquetFile", int]]) -> Iterator[Mapping[str, Any]]:
+        for file, batch in self._batches(groups):
+            if self.drop_missing:
+                rows = _complete(batch)
+            else:
+                _refuse_nulls(file.path, batch)
+                rows = batch
+            names = rows.schema.names
+            arrays = {name: rows.column(name).to_numpy(zero_copy_only=False) for name in names}
+            for name, value in file.keys.items():
+                arrays[name] = np.full(rows.num_rows, value)
+            if rows.num_rows:
+                yield self._block(arrays)
+
+    def _batches(
+        self, groups: Iterable[tuple["ParquetFile", int]]
+    ) -> Iterator[tuple["ParquetFile", Any]]:
+        """Yield rows of the columns from some row groups, as PyArrow's, with the files."""
         for file, group in groups:
             names = [name for name in each_once(self.columns) if name not in file.keys]
             with opened(file.path, file.filesystem) as reader:
@@ -117,13 +172,7 @@ class ParquetLoader:
                     self.block_rows, row_groups=[group], columns=names, use_threads=False
                 )
                 for batch in _undamaged(batches, file.path):
-                    _refuse_nulls(file.path, batch)
-                    arrays = {
-                        name: batch.column(name).to_numpy(zero_copy_only=False) for name in names
-                    }
-                    for name, value in file.keys.items():
-                        arrays[name] = np.full(batch.num_rows, value)
-                    yield self._block(arrays)
+                    yield file, batch
 
     def _block(self, arrays: Mapping[str, Array]) -> Mapping[str, Any]:
         """Return the arrays of a block from those of its columns."""
@@ -223,9 +272,27 @@ def _refuse_nulls(path: str, batch: Any) -> None:
     if missing:
         raise StreamError(
             f"data=: the file {path} has missing values ({', '.join(missing)}, and perhaps more in "
-            "rows that weren't read yet). Write it without these rows, such as by "
-            "frame.dropna().to_parquet(...)"
+            "rows that weren't read yet). Leave these rows out by ParquetLoader(path, columns, "
+            "drop_missing=True), or write it without them"
         )
+
+
+def _missing(batch: Any) -> dict[str, Array]:
+    """Return where the columns of a batch have no value, null or NaN."""
+    import pyarrow.compute as pc
+
+    return {
+        name: pc.is_null(batch.column(name), nan_is_null=True).to_numpy(zero_copy_only=False)
+        for name in batch.schema.names
+    }
+
+
+def _complete(batch: Any) -> Any:
+    """Return the rows of a batch that have all values."""
+    import pyarrow as pa
+
+    is_incomplete = np.any(list(_missing(batch).values()), axis=0)
+    return batch.filter(pa.array(~is_incomplete)) if is_incomplete.any() else batch
 
 
 def _filesystem(path: str) -> tuple[Any, str]:

@@ -348,6 +348,7 @@ FORMS = [
     ("Parquet: ParquetLoader", lambda path: ParquetLoader(parquet(path), {"X": PREDICTORS, "y": "y", "clinic": "clinic"}), WORKS),
     ("Parquet: without a column", lambda path: ParquetLoader(parquet(path), {"X": ["height"]}), "no column 'height'"),
     ("Parquet: null", lambda path: parquet(path, dose=missing_at(X[:, 1], 59)), "1 in column 'dose'"),
+    ("Parquet: drop_missing without any", lambda path: ParquetLoader(parquet(path), {"X": PREDICTORS, "y": "y", "clinic": "clinic"}, drop_missing=True), WORKS),
     ("Parquet: categories", lambda path: parquet(path, clinic=pd.Categorical(NAMES)), WORKS),
     ("Parquet: decimals", lambda path: parquet(path, y=list(map(decimal.Decimal, Y.astype(int).tolist()))), WORKS),
     ("Parquet: times", lambda path: parquet(path, y=[datetime.datetime(2020, 1, 1)] * N), "holds dates or times"),

@@ -580,6 +580,37 @@ def test_parquet_loader(rows, whole, tmp_path):
         ParquetLoader(tmp_path / "empty", {"y": "age"})
 
 
+def test_rows_with_missing_values_are_left_out_if_asked_for(rows, tmp_path, caplog):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    numbers = np.arange(N)
+    is_missing = {"x1": numbers % 7 == 3, "label": (numbers >= 200) & (numbers < 360)}
+    columns = {f"x{i}": rows["X"][:, i] for i in range(D)} | {"label": rows["y"]}
+    columns["x1"] = np.where(is_missing["x1"], np.nan, columns["x1"])
+    columns["label"] = pa.array(columns["label"], mask=is_missing["label"])  # a block without rows
+    pq.write_table(pa.table(columns), tmp_path / "all.parquet", row_group_size=40)
+    names = {"X": ["x0", "x1", "x2"], "y": "label"}
+    with caplog.at_level("INFO", logger="pymc.sghmc"):
+        loader = ParquetLoader(tmp_path, names, drop_missing=True)
+    kept = ~(is_missing["x1"] | is_missing["label"])
+    assert len(loader) == kept.sum()
+    assert f"leaves out {N - kept.sum()} of {N:,} rows" in caplog.text
+    assert f"({is_missing['x1'].sum()} in column 'x1', 160 in column 'label')" in caplog.text
+    blocks = list(loader)
+    for name in rows:
+        np.testing.assert_array_equal(np.concatenate([b[name] for b in blocks]), rows[name][kept])
+    fitted = {name: values[kept] for name, values in rows.items()}
+    x = np.array([0.3, -0.2, 1.0])
+    np.testing.assert_allclose(
+        gradient_over(fitted, loader).passes.likelihood(x)[1],
+        gradient_over(fitted, fitted).passes.likelihood(x)[1],
+        rtol=1e-12,
+    )
+    with pytest.raises(ValueError, match=r"has missing values.*drop_missing=True"):
+        list(ParquetLoader(tmp_path, names))
+
+
 def test_parquet_loader_says_what_it_needs(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ImportError, match="pip install pyarrow"):
