@@ -113,6 +113,11 @@ class ArrayLoader:
     def __len__(self) -> int:
         return next(iter(self.arrays.values())).shape[0]
 
+    def head(self, n_rows: int = 10) -> Block:
+        """Return copies of the first rows, of which the model can be built."""
+        n_rows = whole_steps("n_rows", n_rows, "rows")
+        return {name: np.array(array[:n_rows]) for name, array in self.arrays.items()}
+
     @property
     def _n_blocks(self) -> int:
         return math.ceil(len(self) / self.block_rows)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from pymc_sghmc.checks import whole_steps
 from pymc_sghmc.pymc_hooks import one_blas_thread
 from pymc_sghmc.rows.array_loader import Block
 from pymc_sghmc.rows.containers import StreamError, library_of
@@ -128,9 +129,10 @@ class DaskLoader:
     def __len__(self) -> int:
         return sum(self.lengths)
 
-    def head(self) -> Any:
-        """Return a few rows as a block."""
-        block = _dask().delayed(_head)(self.names, self._parts[0])
+    def head(self, n_rows: int = HEAD) -> Any:
+        """Return the first rows, of which the model can be built: at most one partition's."""
+        n_rows = whole_steps("n_rows", n_rows, "rows")
+        block = _dask().delayed(_head)(self.names, self._parts[0], n_rows)
         return self._compute(block)
 
     def __iter__(self) -> Iterator[Block | Any]:
@@ -296,8 +298,8 @@ def _block(names: Any, parts: list[Any]) -> Any:
     return dict(zip(names, parts, strict=True))
 
 
-def _head(names: Any, parts: list[Any]) -> Any:
-    return _block(names, [part[:HEAD] for part in parts])
+def _head(names: Any, parts: list[Any], n_rows: int) -> Any:
+    return _block(names, [part[:n_rows] for part in parts])
 
 
 def _called(

@@ -63,8 +63,8 @@ class ParquetLoader:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     pq.write_table(table, f"{folder}/part.parquet", row_group_size=4)
     ...     loader = ParquetLoader(folder, {"X": ["age", "dose"], "y": "died"})
-    ...     len(loader), [block["X"].shape for block in loader]
-    (10, [(4, 2), (4, 2), (2, 2)])
+    ...     len(loader), [block["X"].shape for block in loader], loader.head(2)["X"].tolist()
+    (10, [(4, 2), (4, 2), (2, 2)], [[0.0, 1.0], [1.0, 1.0]])
 
     Rows with a missing value are left out if you ask for it:
 
@@ -139,6 +139,15 @@ class ParquetLoader:
 
     def __len__(self) -> int:
         return self._n_rows
+
+    def head(self, n_rows: int = 10) -> Mapping[str, Any]:
+        """Return the first rows, of which the model can be built.
+
+        Fewer where the first row group, or its first ``block_rows`` rows, have fewer.
+        """
+        n_rows = whole_steps("n_rows", n_rows, "rows")
+        first = next(iter(self))
+        return {name: values[:n_rows] for name, values in first.items()}
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         return self._blocks(self._groups)

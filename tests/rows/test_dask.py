@@ -209,6 +209,13 @@ def test_a_run_reads_the_partitions_four_times_and_only_sums_and_the_pool_come_h
     assert step.tuner.gradient.data.pool.size == POOL
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_the_first_rows_are_at_hand_for_the_model(form):
+    first = DaskLoader(FORMS[form]()).head(4)
+    np.testing.assert_array_equal(first["X"], X[:4])
+    np.testing.assert_array_equal(first["y"], Y[:4])
+
+
 @pytest.mark.slow
 def test_check_bias_sees_all_rows_of_a_source():
     found = []

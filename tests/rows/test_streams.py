@@ -562,6 +562,11 @@ def test_parquet_loader(rows, whole, tmp_path):
         tmp_path, {"X": ["x0", "x1", "x2"], "y": "label"}, block_rows=100, buffer_rows=400
     )
     assert len(loader) == N
+    for n in (10, 5):
+        first = loader.head(n) if n != 10 else loader.head()
+        for name in rows:
+            np.testing.assert_array_equal(first[name], rows[name][:n])
+            np.testing.assert_array_equal(ArrayLoader(rows).head(n)[name], rows[name][:n])
     blocks = list(loader)
     assert {len(block["y"]) for block in blocks} == {100, 60, 20}
     for name in rows:
