@@ -99,6 +99,16 @@ class CountedPasses:
         """Return the gradient as a function of the point."""
         return lambda x: self(x, rows)[1]
 
+    def mean_gradient(self, points: Sequence[Array], rows: Rows) -> Array:
+        """Mean of the gradient over some points: all from one read, where a source is read."""
+        if rows is not None or self.over.data.pool is None:
+            return np.mean([self(x, rows)[1] for x in points], axis=0)
+        self._count(float(len(points)))
+        positions = [x.astype(self.dtype) for x in points]
+        with np.errstate(all="ignore"):
+            gradients = self.over.gradients_at(positions, lambda _: None)
+        return np.mean(gradients, axis=0)
+
     def mean_hessian(self, points: Sequence[Array], shares: Sequence[Rows], factor: Array) -> Array:
         """LᵀH̄L, H̄ the mean over some points of the Hessian of −log p, each on rows of its own.
 

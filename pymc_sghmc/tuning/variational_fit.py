@@ -283,7 +283,7 @@ def nearer(
     counted: CountedPasses, rows: Rows, m: Array, metric: Metric, z: Array
 ) -> tuple[Array, float]:
     """Newton's step to a mean gradient of zero, and how long it would have been, in sds."""
-    gradient = np.mean([counted(m + metric.to_theta(draw), rows)[1] for draw in z], axis=0)
+    gradient = counted.mean_gradient([m + metric.to_theta(draw) for draw in z], rows)
     step = metric.pull_back(gradient)
     moved = np.abs(step).max()
     if not math.isfinite(moved):

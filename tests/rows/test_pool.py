@@ -21,6 +21,7 @@ from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.loaders import ArrayLoader
 from pymc_sghmc.rows.data import PoolPlan
 from pymc_sghmc.rows.pool import FromPool, PoolDraw
+from pymc_sghmc.tuning.curvature import CountedPasses
 
 N = 20_000
 POOL = 2000
@@ -309,6 +310,21 @@ def test_the_smallest_whole_numbers_are_no_change_from_pass_to_pass():
         pm.Normal("likelihood", slope * pm.Data("z", z[:6]) / 64, 1.0, observed=pm.Data("y", y[:6]))
         step = SGHMC(data=ArrayLoader({"z": z, "y": y}, block_rows=500), pool=500)
     assert step.tuner.gradient.data.pool.size == 500
+
+
+def test_gradients_at_several_points_take_one_read():
+    plan = PoolPlan(size=POOL, most=POOL, error=0.005)
+    data = ArrayLoader(ROWS, block_rows=1000)
+    gradient = gradient_of(logistic(ROWS), 10, data=data, pool=plan)
+    counted = CountedPasses(gradient.passes)
+    points = list(np.random.default_rng(0).standard_normal((5, D)))
+    before = gradient.data.n_reads
+    mean = counted.mean_gradient(points, None)
+    assert gradient.data.n_reads == before + 1
+    assert counted.passes == 5
+    one_by_one = [counted(point, None)[1] for point in points]
+    assert gradient.data.n_reads == before + 6
+    np.testing.assert_allclose(mean, np.mean(one_by_one, axis=0), rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["X", "y"])
