@@ -33,6 +33,7 @@ N_FEW_ROWS = 2_000_000
 DISTANCES = (1.0, 3.0)  # sds: rare rows that are saturated nearby are met farther out
 BLOCK_BYTES = 2**25  # of Jacobians, and of what is known at all points, at a time. With a quarter
 #   of it two threads, which wait for each other between short operations, are no faster than one.
+ALONE_BYTES = 2**23  # where there is one thread, as on a worker: they stay in the cache
 PER_ROW = 200  # numbers of the latter for each in ζ
 CHECKED_ROWS = 100  # at two points
 TOLERANCE = 1e-9  # of eigenvalues that count as zero in a regression
@@ -316,7 +317,8 @@ def jacobian_blocks(
 ) -> Iterator[ChunkInputs]:
     """Cut chunks of rows into blocks, each small enough for its Jacobians."""
     d = gradient.density.d
-    most_rows = [max(16, BLOCK_BYTES // (8 * q.m * (d + PER_ROW))) for q in gradient.quadratics]
+    block_bytes = ALONE_BYTES if data.threads == 1 else BLOCK_BYTES
+    most_rows = [max(16, block_bytes // (8 * q.m * (d + PER_ROW))) for q in gradient.quadratics]
     blocks = (
         chunk._replace(rows=chunk.rows[start : start + most_rows[chunk.group]])
         for chunk in chunks
