@@ -174,7 +174,6 @@ def jacobian(
     found = _Found((probe.here.size, probe.d))
     columns = []
     if len(probe.by_each):
-        probe.by_each /= FAR
         found.add(np.arange(probe.d), probe.by_each)
     else:
         columns = list(columns_of(shapes))
@@ -263,7 +262,7 @@ class _Probe:
     Attributes
     ----------
     by_each : array of shape (d, n·m)
-        Changes of ζ by a step of `FAR` in each parameter; of none where there are many.
+        Derivatives of ζ by each parameter; by none where there are many.
     """
 
     def __init__(self, zetas: Zetas, d: int, error: float | None) -> None:
@@ -277,7 +276,8 @@ class _Probe:
         self.here: Array = by_position[0]
         self._change_elsewhere = by_position[1] - self.here
         by_each = by_position[2:] - self.here
-        self.by_each = by_each.astype(float, copy=False)  # where parameters are few
+        self.by_each = by_each.astype(float, copy=False)
+        self.by_each /= FAR
         self.exact = error or np.finfo(values.dtype).eps ** 0.5
         self.n_positions = 2 + len(moved)
         self.n_passes = 1  # over the rows: each takes many positions

@@ -21,7 +21,8 @@ from pymc_sghmc.rows.containers import (
     library_of,
 )
 from pymc_sghmc.rows.dask_loader import DaskLoader, is_of_dask
-from pymc_sghmc.rows.parquet_loader import ParquetFiles, ParquetLoader
+from pymc_sghmc.rows.parquet_files import ParquetFiles
+from pymc_sghmc.rows.parquet_loader import ParquetLoader
 from pymc_sghmc.rows.values import rows_first
 
 __all__ = ["known_form"]

@@ -14,6 +14,7 @@ import pandas as pd
 import pymc as pm
 import pytest
 
+from counted_partitions import CountedPartitions
 from logistic_rows import BETA, D, logistic, logistic_rows
 from modes import FAST, QUIET
 from targets import gradient_of
@@ -190,16 +191,9 @@ def test_few_rows_are_read_into_memory_and_are_like_arrays():
 
 
 def test_a_run_reads_the_partitions_four_times_and_only_sums_and_the_pool_come_home():
-    class Counted(DaskLoader):
-        sizes = []
-
-        def map_sum(self, task):
-            found = super().map_sum(task)
-            self.sizes.append(len(pickle.dumps(found)))
-            return found
-
-    step = SGHMC(data=Counted(arrays()), pool=POOL, model=MODEL, compile_kwargs=FAST)
-    _pilot, *sums = sorted(Counted.sizes, reverse=True)
+    loader = CountedPartitions(arrays())
+    step = SGHMC(data=loader, pool=POOL, model=MODEL, compile_kwargs=FAST)
+    _pilot, *sums = sorted(loader.sizes, reverse=True)
     assert len(sums) == 3
     row_bytes = 8 * D + 1
     kept = POOL + 1
