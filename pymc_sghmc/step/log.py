@@ -80,9 +80,8 @@ def log_setup(
 
 def _passes(passes: float, n_reads: int | None) -> str:
     """Say how often all rows were evaluated, and how often a source was read for that."""
-    if n_reads is None:
-        return f"{passes:.0f} passes over the data"
-    return f"{n_reads} passes over the data, which evaluated each row {passes:.0f} times"
+    done = f"{passes:.0f} passes over the data"
+    return done if n_reads is None else f"{done}, in {n_reads} reads of the source"
 
 
 def log_rows_elsewhere(sampler: str, n_rows: int) -> None:

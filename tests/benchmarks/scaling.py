@@ -50,7 +50,9 @@ from pymc_sghmc.diagnostics import check_bias, configurational_temperature
 
 CHAINS, D, CHUNK = 4, 50, 100_000
 ROWS = re.compile(r"control variates of ([\d,]+) rows|minibatches of ([\d,]+) rows")
-SETUP = re.compile(r"(\d+) passes over the data, ([\d.]+) s")
+SETUP = re.compile(
+    r"took ([\d.]+) s, ([\d.]+) s of them for building and compiling .*? (\d+) passes over the data"
+)
 
 
 def make_data(path, n_rows):
@@ -101,11 +103,11 @@ def measure(n_rows, settings, with_check, **sample):
             check_bias(idata, model)
             row["check_bias_seconds"] = seconds_since(start)
         log = "\n".join(said)
-        passes, setup_seconds = map(float, SETUP.search(log).groups())
+        setup_seconds, compile_seconds, passes = map(float, SETUP.search(log).groups())
     row |= {
         "passes": passes,
         "setup_seconds": setup_seconds,
-        "compile_seconds": round(row["construction_seconds"] - setup_seconds, 1),
+        "compile_seconds": compile_seconds,
         "sampling_seconds": round(float(idata.posterior.attrs["sampling_time"]), 1),
     }
     x = idata.posterior["beta"].transpose("chain", "draw", ...).values
