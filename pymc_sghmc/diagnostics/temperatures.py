@@ -11,6 +11,7 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 __all__ = [
     "StepStatistics",
     "configurational_temperature",
+    "divergence_warnings",
     "draw_weights",
     "mean_and_error",
     "some_draws",
@@ -156,6 +157,31 @@ def temperature_warnings(idata: Any) -> list[SamplerWarning]:
     if not texts:
         return []
     return [SamplerWarning(WarningType.BAD_PARAMS, " ".join(texts), "warn")]
+
+
+def divergence_warnings(idata: Any) -> list[SamplerWarning]:
+    """Warn of chains that diverged after tuning and went on from a new start.
+
+    The last draw of a chain isn't counted: one that stopped there has said so.
+    """
+    n_steps = len(step_statistics(idata))
+    if n_steps == 0:
+        return []
+    by_step = _by_step(idata.sample_stats["diverging"])
+    if len(by_step) != n_steps:  # another step's are beside them, of which PyMC warns
+        return []
+    n = int(sum(diverging[:, :-1].sum() for diverging in by_step))
+    if n == 0:
+        return []
+    is_one = n == 1
+    text = (
+        f"There {'was' if is_one else 'were'} {n} divergence{'' if is_one else 's'} after tuning: "
+        "a chain came to where its steps are too long to be stable, and went on from a new start. "
+        "The draws have too little of such places, such as the neighbourhood of zero of a scale. "
+        "Look at sample_stats.diverging. If they matter, use NUTS, or rewrite the model so that "
+        "such scales keep away from zero."
+    )
+    return [SamplerWarning(WarningType.BAD_PARAMS, text, "warn")]
 
 
 def _temperature_warning(step: StepStatistics, number: int, n_steps: int) -> str | None:

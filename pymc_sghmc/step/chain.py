@@ -16,6 +16,9 @@ from pymc_sghmc.tuning.tuner import Tuner
 
 __all__ = ["Chain", "StochasticGradientState"]
 
+FEW_SENT_BACK = 10  # times that a chain diverges after tuning before it is stopped, ...
+SHARE_SENT_BACK = 0.01  # ... and in so many of its draws
+
 
 @dataclass(eq=False)
 class Chain(ByValue):
@@ -30,12 +33,18 @@ class Chain(ByValue):
     tuning: Tuning | None = None  # what it has learnt; None before the first draw
     noise: Any = None  # V̂, where it is measured at each draw
     is_far: bool = False  # whether it was so far out that a warning was due
+    n_sent_back: int = 0  # times that it diverged after tuning, and began anew
     fault: str | None = None  # why it can't go on
 
     @property
     def n_draws(self) -> int:
         """Draws so far."""
         return self.n_tuned + self.n_kept
+
+    @property
+    def diverges_often(self) -> bool:
+        """Whether one more divergence after tuning ends the chain."""
+        return self.n_sent_back >= FEW_SENT_BACK + SHARE_SENT_BACK * self.n_kept
 
     def average(self, theta: Array) -> None:
         """Take a tuning draw into their mean, with weights growing as t³: it forgets the start."""
@@ -75,6 +84,11 @@ class Chain(ByValue):
     def begin_anew(self, tuning: ChainTuning) -> None:
         """Go on with other settings, from another position."""
         self.tuning = tuning
+        self.state = None
+
+    def send_back(self) -> None:
+        """Go on from another position, after a divergence that counts."""
+        self.n_sent_back += 1
         self.state = None
 
 

@@ -43,6 +43,10 @@ STATISTICS: dict[str, tuple[Any, list[int] | None]] = {
     "warning": (SamplerWarning, None),
 }
 
+# Beyond twice what is expected: momenta are Gaussian, whatever the posterior is, and no correct
+# chain ever has as much.
+MAX_ENERGY = 100.0
+
 
 class Draw:
     """Inner steps of a draw, as they are made.
@@ -71,6 +75,11 @@ class Draw:
     def learning_rate(self) -> float:
         """η, NaN before it is known."""
         return math.nan if self.phase is None else self.phase.learning_rate
+
+    @property
+    def kinetic_energy(self) -> float:
+        """Mean over the inner steps, about d/2 in a chain that is where it should be."""
+        return self.kinetic / (2 * self.n_steps)
 
     def add(self, steps: InnerSteps) -> None:
         """Take in inner steps that were made in the present phase."""
@@ -227,11 +236,19 @@ class DrawLoop:
                 draw.add(self.loops.again(steps, target, draw.settings))
                 chain.n_updates += 1
         position = target.coordinates.to_theta(draw.state.position)
-        is_finite = np.isfinite(position).all()
-        if not is_finite or (is_tuning and self.tuner.is_lost(tuning, draw.state, position)):
+        if self._has_diverged(draw, tuning, position, is_tuning):
             raise NonFinite(position, position, draw.logp)
         self._end = _End(draw.state, position)
         return position
+
+    def _has_diverged(self, draw: Draw, tuning: Tuning, position: Array, is_tuning: bool) -> bool:
+        """Whether a draw ended where a chain can't be meant to be, or came by there."""
+        if not np.isfinite(position).all():
+            return True
+        if is_tuning:
+            return self.tuner.is_lost(tuning, draw.state, position)
+        scale = self.tuner.settings.temperature * (MAX_ENERGY + position.size)
+        return self.tuner.may_send_back(tuning) and draw.kinetic_energy > scale
 
     def remember(self, in_model: Array) -> None:
         """Take in where the last draw ended in model coordinates, as PyMC is told."""

@@ -23,7 +23,7 @@ from pymc_sghmc.checks import (
     unconstrained_point,
 )
 from pymc_sghmc.compat import ChainSetup
-from pymc_sghmc.diagnostics import temperature_warnings
+from pymc_sghmc.diagnostics import divergence_warnings, temperature_warnings
 from pymc_sghmc.diagnostics.stand_ins import log_likelihood_warnings
 from pymc_sghmc.exceptions import ChainError, NonFinite, SamplingStopped
 from pymc_sghmc.gradients.metric import checked_preconditioner
@@ -61,7 +61,7 @@ from pymc_sghmc.tuning.tuner import Points, Tuner
 
 __all__ = ["StochasticGradientStep"]
 
-CHECKS_OF_RUNS = (temperature_warnings, log_likelihood_warnings)
+CHECKS_OF_RUNS = (divergence_warnings, temperature_warnings, log_likelihood_warnings)
 
 
 class StochasticGradientStep(ByHandle, ChainSetup):
@@ -273,14 +273,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 position = self.draws(draw, chain, position, target, self.rng, self.tune)
         except NonFinite as error:
-            old = chain.tuning
-            slower = self.tune and tuner.slower(chain.tuning)
-            if not slower:
-                return self._stop(point, error, draw, start)
-            chain.begin_anew(slower)
-            new = self._point(tuner.setups.start(self.rng), point)
-            warning = slower_gradient_warning(old, slower, chain.n_updates)
-            return new, [draw.statistics_of_fault(self, warning)]
+            sent_back = self._sent_back_while_tuning if self.tune else self._sent_back
+            return sent_back(point, draw) or self._stop(point, error, draw, start)
         except ChainError as error:
             return self._stop(point, error, draw, start)
         statistics = draw.statistics(target, chain, tuner.settings, self.statistics)
@@ -295,6 +289,28 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         self.draws.remember(in_model)
         new = self.unknowns.unravel(in_model, point)
         return new | self._recorded(position, self.tune), [statistics]
+
+    def _sent_back_while_tuning(self, point, draw):
+        """Begin anew with a shorter or another step; None where that is no help."""
+        chain = self.chain
+        old = chain.tuning
+        slower = self.tuner.slower(old)
+        if not slower:
+            return None
+        chain.begin_anew(slower)
+        new = self._point(self.tuner.setups.start(self.rng), point)
+        warning = slower_gradient_warning(old, slower, chain.n_updates)
+        return new, [draw.statistics_of_fault(self, warning)]
+
+    def _sent_back(self, point, draw):
+        """Begin anew with the same step, as settings stay after tuning; None if that is no help."""
+        chain = self.chain
+        if chain.diverges_often or not self.tuner.may_send_back(chain.tuning):
+            return None
+        chain.send_back()
+        position = self.tuner.setups.start(self.rng, widest=1.0)
+        new = self._point(position, point) | self._recorded(position, is_tuning=False)
+        return new, [draw.statistics_of_fault(self, None)]
 
     def _recorded(self, position, is_tuning):
         """Return values of further variables, such as effects that are integrated out."""

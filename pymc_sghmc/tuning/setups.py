@@ -229,9 +229,9 @@ class Setups:
         """Let the next chain ask for its set-up: the data may have changed."""
         self.request = None
 
-    def start(self, rng: np.random.Generator) -> Array:
-        """Draw a start that is wider spread than the posterior, so that R-hat can tell."""
-        for scale in (2.0, 1.0, 0.5, 0.0):
+    def start(self, rng: np.random.Generator, widest: float = 2.0) -> Array:
+        """Draw a start, as a rule wider spread than the posterior, so that R-hat can tell."""
+        for scale in (widest, widest / 2, widest / 4, 0.0):
             position = self.fit.draw(rng, scale * self._temperature**0.5)
             position = position.astype(self._gradient.density.dtype)
             if self.is_finite_at(position):

@@ -369,6 +369,16 @@ class Tuner:
         slowed = self._chosen(replace(tuning, limit=limit, n_divergences=n_divergences))
         return self._with_more_rows(slowed)
 
+    def may_send_back(self, tuning: Tuning) -> bool:
+        """Whether a chain that diverges after tuning may go on with its settings, elsewhere.
+
+        As a divergence of NUTS it is counted, and the run warns. Not where the user gave the
+        learning rate, or without a fit to begin from.
+        """
+        if isinstance(tuning, ByHand) or self.settings.learning_rate is not None:
+            return False
+        return self._made.fit.is_mode
+
     def _may_be_sent_off(self, tuning: ChainTuning) -> bool:
         """Whether second-order control variates may have sent a chain off.
 

@@ -16,9 +16,11 @@ import pytest
 from model_collection import real as references
 from model_collection.small import GaussianMean, linear_regression
 from modes import FAST, PYTHON, QUIET, C
+from pymc.exceptions import SamplingError
 
 from pymc_sghmc import SGHMC, SGLD, schedules
 from pymc_sghmc.gradients.metric import Identity
+from pymc_sghmc.step.chain import FEW_SENT_BACK
 from pymc_sghmc.tuning import setups
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 
@@ -538,13 +540,18 @@ def test_divergence_while_tuning_lowers_the_rate_and_goes_on():
     rates = stats["learning_rate"]
     assert rates[at + 1] == pytest.approx(rates[at] / 4)
     assert step.chain.tuning.n_divergences == stats["diverging"].sum()
-    # and no divergence is passed over in kept draws
+    # and no divergence is passed over in kept draws: settings stay, and often it ends the chain
     step.stop_tuning()
-    _, stats, _ = run_chain(step, point, 1)
+    _, stats, point = run_chain(step, point, 1)
     step.draws.loops.update = explode
+    _, stats, point = run_chain(step, point, FEW_SENT_BACK + 1)  # of one draw made, a share
+    assert stats["diverging"].all()
+    assert len(set(stats["learning_rate"])) == 1
     _, [stats] = step.step(point)
     assert stats["diverging"]
     assert stats["warning"] is not None
+    with pytest.raises(SamplingError, match="SGHMC stopped"):
+        step.step(point)
 
 
 def test_position_that_overflows_is_a_divergence():

@@ -21,11 +21,13 @@ from modes import FAST, PYTHON, QUIET
 from pymc.exceptions import SamplingError
 from pymc.sampling.parallel import ParallelSamplingError
 from pytensor.compile import FunctionMaker
+from scipy import stats
 from stationary import sghmc_map, stationary_covariance
 from table import LINEAR, SAMPLERS, PaperSGHMC, PaperSGLD
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.diagnostics import configurational_temperature
+from pymc_sghmc.step.chain import FEW_SENT_BACK
 
 HELPERS = str(ROOT / "tests")
 
@@ -418,11 +420,16 @@ def test_right_chain_is_not_warned_of(caplog):
     assert not [m for m in caplog.messages if "configurational temperature" in m]
 
 
-def explosive_model():
-    """Stable inside |x| < 3, not differentiable to the samplers outside."""
+def mean_error(x):
+    """Monte Carlo standard error of the mean of a variable's draws."""
+    return float(np.squeeze(az.mcse(x.to_numpy())))
+
+
+def explosive_model(edge=3):
+    """Standard normal below the edge, not a number to the samplers above it."""
     with pm.Model() as model:
         x = pm.Flat("x")
-        pm.Potential("energy", pm.math.switch(x < 3, -0.5 * x**2, x * np.nan))
+        pm.Potential("energy", pm.math.switch(x < edge, -0.5 * x**2, x * np.nan))
     return model
 
 
@@ -455,6 +462,43 @@ def test_fault_keeps_the_draws_made_so_far(chains, cores, caplog):
         assert "the gradient of x is not finite at inner step" in message
         assert "Try learning_rate=0.001" in message
     assert not any("target_accept" in m for m in caplog.messages)  # no argument of this step
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_chains_that_seldom_diverge_go_on_and_the_run_warns(cores, caplog):
+    edge = 2.8
+    with explosive_model(edge), caplog.at_level(logging.WARNING):
+        step = SGHMC(compile_kwargs=PYTHON)
+        idata = pm.sample(
+            1000, tune=100, chains=4, cores=cores, step=step, random_seed=1, progressbar=False
+        )
+    diverging = idata.sample_stats["diverging"].to_numpy()
+    assert diverging.shape == (4, 1000)
+    assert 0 < diverging.sum() < 4 * (FEW_SENT_BACK + 10)
+    [message] = [m for m in caplog.messages if "after tuning" in m]
+    assert f"There were {diverging[:, :-1].sum()} divergences" in message
+    # the law is that of a normal distribution that is cut off at the edge
+    law = stats.truncnorm(-np.inf, edge)
+    x = idata.posterior["x"]
+    assert (x < edge).all()
+    squares = (x - law.mean()) ** 2
+    assert abs(float(x.mean()) - law.mean()) < 0.1 * law.std() + 4.5 * mean_error(x)
+    assert abs(float(squares.mean()) / law.var() - 1) < 0.1 + 4.5 * mean_error(squares) / law.var()
+
+
+def test_chains_that_often_diverge_are_stopped(caplog):
+    with explosive_model(1.5), caplog.at_level(logging.WARNING):
+        idata = pm.sample(
+            1500,
+            tune=1,  # too few to find a shorter step
+            chains=1,
+            step=SGHMC(compile_kwargs=PYTHON),
+            random_seed=1,
+            **QUIET,
+        )
+    assert idata.posterior.sizes["draw"] < 1500
+    assert FEW_SENT_BACK < idata.sample_stats["diverging"].sum() < FEW_SENT_BACK + 15
+    assert any(m.startswith("SGHMC stopped") for m in caplog.messages)
 
 
 @pytest.mark.parametrize("cores", [1, 2])
