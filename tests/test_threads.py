@@ -135,6 +135,7 @@ def test_an_inner_function_is_not_entered_by_two_threads():
         np.testing.assert_allclose(rows, np.exp(np.cos(array)).sum(axis=1), rtol=1e-12)
 
 
+@pytest.mark.slow
 @several
 @pytest.mark.parametrize("marginalize", [None, ["u"]], ids=["sampled", "integrated out"])
 def test_set_up_is_the_same_on_one_core(marginalize):

@@ -174,7 +174,10 @@ def test_posterior_from_a_pool(rows, n_chains, n_draws, caplog):
     assert ess.min() > n_chains * n_draws / 4
 
 
-@pytest.mark.parametrize("pool", [None, 2000], ids=["in memory", "pool"])
+@pytest.mark.parametrize(
+    "pool",
+    [pytest.param(None, marks=pytest.mark.slow, id="in memory"), pytest.param(2000, id="pool")],
+)
 def test_rows_that_tell_more_than_all_others_are_in_the_fit(pool):
     """Three of 200,000 rows have predictors 1000 times as large.
 
@@ -199,6 +202,7 @@ def test_rows_that_tell_more_than_all_others_are_in_the_fit(pool):
     assert step.tuner.setup.noise.second_order is not None
 
 
+@pytest.mark.slow
 def test_few_rows_of_a_loader_are_like_arrays():
     positions = []
     for data in (ROWS, ArrayLoader(ROWS, block_rows=700)):
@@ -270,6 +274,7 @@ def curved(n_rows):
     return model, {"x": x, "y": y}
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_too_small_is_warned_of(caplog):
     caplog.set_level(logging.INFO)
     model, rows = curved(60_000)

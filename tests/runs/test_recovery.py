@@ -93,6 +93,7 @@ def test_draws_with_recovered_effects_can_be_checked(run):
     assert {"tau", "u"} <= set(report.variables.index)
 
 
+@pytest.mark.slow
 def test_bounds_that_are_unknown_are_those_of_the_same_draw():
     """And other groups, after ``pm.set_data``, are refused as they are in sampling."""
     rng = np.random.default_rng(0)

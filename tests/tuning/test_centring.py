@@ -147,7 +147,7 @@ def test_effects_of_groups_in_groups_are_standard_normal_together(form):
         np.testing.assert_allclose(slope[places], -position[places], atol=1e-6)
 
 
-@pytest.mark.parametrize("form", ["centred", "non-centred"])
+@pytest.mark.parametrize("form", ["centred", pytest.param("non-centred", marks=pytest.mark.slow)])
 def test_correlated_effects_are_standard_normal_together(form):
     """Whatever their scales and their correlation: none of them makes a funnel."""
     rng = np.random.default_rng(3)
@@ -190,8 +190,10 @@ def test_width_around_a_given_mean_is_found_without_differences(monkeypatch):
     assert again.is_mode
 
 
-@pytest.mark.parametrize("form", ["centred", "non-centred"])
-@pytest.mark.parametrize("rows", [0.001, 0.1, 3.0])
+@pytest.mark.parametrize("form", ["centred", pytest.param("non-centred", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "rows", [0.1, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (0.001, 3.0))]
+)
 def test_effects_with_a_long_tail_have_coordinates_without_it(rows, form):
     """The force is about a Gaussian's, where that of a t distribution would fall to nothing."""
     n_groups = 200
@@ -398,6 +400,7 @@ def test_few_directions_tell_how_shared_unknowns_and_effects_depend_on_each_othe
     assert found.largest == pytest.approx(values.max(), rel=0.1)
 
 
+@pytest.mark.slow
 def test_random_walks_are_right_where_rows_know_them_well():
     """A thousand rows a place: as written, scale and steps are on a narrow ridge."""
     rng = np.random.default_rng(12)

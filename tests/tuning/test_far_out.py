@@ -133,6 +133,7 @@ def test_a_parameter_at_its_bound_has_the_truncated_normal(shift):
     assert abs(draws.std() - exact.std()) < 5 * sd_error + 0.05 * exact.std()
 
 
+@pytest.mark.slow
 def test_a_mode_is_found_where_few_rows_have_an_event():
     """Of 19 events in 100,000 rows the rows that the fit looks at first have 7."""
     rng = np.random.default_rng(7)

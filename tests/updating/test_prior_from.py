@@ -56,6 +56,7 @@ def exact(X, y):
     return np.linalg.solve(P, X.T @ y.ravel() / SIGMA**2), np.linalg.inv(P)
 
 
+@pytest.mark.slow
 def test_two_months_one_after_the_other_are_both_at_once(rows):
     X, y = rows
     quick = {"chains": 2, "tune": 300, "random_seed": 1, "progressbar": False, "cores": 1}
