@@ -247,8 +247,8 @@ class DrawLoop:
             return True
         if is_tuning:
             return self.tuner.is_lost(tuning, draw.state, position)
-        scale = self.tuner.settings.temperature * (MAX_ENERGY + position.size)
-        return self.tuner.may_send_back(tuning) and draw.kinetic_energy > scale
+        most = max(1.0, self.tuner.settings.temperature) * (position.size + MAX_ENERGY)
+        return self.tuner.may_send_back(tuning) and draw.kinetic_energy > most
 
     def remember(self, in_model: Array) -> None:
         """Take in where the last draw ended in model coordinates, as PyMC is told."""

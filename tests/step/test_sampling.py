@@ -486,6 +486,24 @@ def test_chains_that_seldom_diverge_go_on_and_the_run_warns(cores, caplog):
     assert abs(float(squares.mean()) / law.var() - 1) < 0.1 + 4.5 * mean_error(squares) / law.var()
 
 
+def test_chains_that_are_thrown_far_out_diverge_though_all_is_finite(caplog):
+    # Steps are some hundred times too long for the wall: it throws a chain out to x = -50 and more.
+    with pm.Model(), caplog.at_level(logging.WARNING):
+        x = pm.Flat("x")
+        wall = pm.math.maximum(x - 2.8, 0)
+        pm.Potential("energy", -0.5 * x**2 - 5000 * wall**2)
+        step = SGHMC(compile_kwargs=PYTHON)
+        idata = pm.sample(
+            1000, tune=100, chains=4, cores=1, step=step, random_seed=1, progressbar=False
+        )
+    diverging = idata.sample_stats["diverging"].to_numpy()
+    assert 0 < diverging.sum() < 4 * (FEW_SENT_BACK + 10)
+    assert any("after tuning" in m for m in caplog.messages)
+    law = stats.truncnorm(-np.inf, 2.8)
+    squares = (idata.posterior["x"] - law.mean()) ** 2
+    assert abs(float(squares.mean()) / law.var() - 1) < 0.1 + 4.5 * mean_error(squares) / law.var()
+
+
 def test_chains_that_often_diverge_are_stopped(caplog):
     with explosive_model(1.5), caplog.at_level(logging.WARNING):
         idata = pm.sample(
