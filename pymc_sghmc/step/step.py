@@ -23,8 +23,9 @@ from pymc_sghmc.checks import (
     unconstrained_point,
 )
 from pymc_sghmc.compat import ChainSetup
-from pymc_sghmc.diagnostics import divergence_warnings, temperature_warnings
+from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.diagnostics.stand_ins import log_likelihood_warnings
+from pymc_sghmc.diagnostics.temperatures import divergence_warnings
 from pymc_sghmc.exceptions import ChainError, NonFinite, SamplingStopped
 from pymc_sghmc.gradients.metric import checked_preconditioner
 from pymc_sghmc.hierarchy.rewrites import integrated_effects
