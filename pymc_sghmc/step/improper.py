@@ -47,6 +47,10 @@ def warn_of_improper_posterior(
     if not 0 < start.size <= MANY_ENTRIES or not has_all_rows or minibatch_outputs([model.logp()]):
         return
     logp, dlogp = _along(model, values, point)
+    if np.linalg.norm(start) > FAR and not logp(start) > logp(np.zeros_like(start)):
+        # a climb without an end overshot, to where rounding errors decide
+        _warn(sampler, [rv.name for rv in flat])
+        return
     scale = 1 + np.abs(start)
     columns = [
         (dlogp(start + step) - dlogp(start - step)) / (2 * step.max())
