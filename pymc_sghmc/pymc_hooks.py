@@ -22,6 +22,7 @@ from threadpoolctl import ThreadpoolController, threadpool_limits
 
 __all__ = [
     "add_end_of_run_check",
+    "divergences_are_ours",
     "end_with_parent",
     "one_blas_thread",
     "pickles_for_chains",
@@ -124,13 +125,22 @@ def raveled_function(logp_dlogp: Any) -> Any:
     return function
 
 
+def divergences_are_ours(idata: Any) -> bool:
+    """Whether all divergences of a run are of stochastic-gradient steps, and none of PyMC's HMC.
+
+    The statistic ``diverging`` is that of all steps together; with ``tree_size``, NUTS's is among
+    them, and PyMC counts them.
+    """
+    stats = getattr(idata, "sample_stats", {})
+    return "configurational_temperature" in stats and "tree_size" not in stats
+
+
 def _without_target_accept(idata: Any, warnings: Iterable[SamplerWarning]) -> list[SamplerWarning]:
     """Leave out PyMC's advice to raise ``target_accept`` where no step has that argument.
 
     PyMC 5 and 6 give it for each draw with the statistic ``diverging``, whichever step reports it.
     """
-    stats = getattr(idata, "sample_stats", {})
-    if "configurational_temperature" not in stats or "tree_size" in stats:
+    if not divergences_are_ours(idata):
         return list(warnings)
     return [warning for warning in warnings if warning.kind is not WarningType.DIVERGENCES]
 
@@ -153,7 +163,7 @@ def add_end_of_run_check(check: Callable[[Any], list[SamplerWarning]]) -> None:
         try:
             warnings += check(idata)
         except Exception:  # a check must not cost a finished run
-            _log.exception("pymc_sghmc could not check the temperatures of this run.")
+            _log.exception("pymc_sghmc: a check of this run failed. Its draws are as they are.")
         return warnings
 
     checks = (*getattr(original, "_sghmc_checks", ()), check)

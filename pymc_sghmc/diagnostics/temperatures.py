@@ -10,8 +10,8 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 
 __all__ = [
     "StepStatistics",
+    "by_step",
     "configurational_temperature",
-    "divergence_warnings",
     "draw_weights",
     "mean_and_error",
     "some_draws",
@@ -37,12 +37,12 @@ def step_statistics(idata: Any) -> list[StepStatistics]:
     stats = getattr(idata, "sample_stats", {})
     if "configurational_temperature" not in stats:
         return []
-    configurational = _by_step(stats["configurational_temperature"])
+    configurational = by_step(stats["configurational_temperature"])
     kinetic = [np.full_like(values, np.nan) for values in configurational]
     if "kinetic_temperature" in stats:
-        kinetic = _by_step(stats["kinetic_temperature"])
-    targets = _by_step(stats["target_temperature"])
-    weights = _by_step(stats["draw_weight"])
+        kinetic = by_step(stats["kinetic_temperature"])
+    targets = by_step(stats["target_temperature"])
+    weights = by_step(stats["draw_weight"])
     return [
         StepStatistics(configurational=c, kinetic=k, target=t, weight=w)
         for c, k, t, w in zip(configurational, kinetic, targets, weights, strict=True)
@@ -159,28 +159,6 @@ def temperature_warnings(idata: Any) -> list[SamplerWarning]:
     return [SamplerWarning(WarningType.BAD_PARAMS, " ".join(texts), "warn")]
 
 
-def divergence_warnings(idata: Any) -> list[SamplerWarning]:
-    """Warn of chains that diverged after tuning and went on from a new start.
-
-    The last draw of a chain isn't counted: one that stopped there has said so.
-    """
-    stats = getattr(idata, "sample_stats", {})
-    if "configurational_temperature" not in stats or "tree_size" in stats:
-        return []  # with the latter, PyMC counts them
-    n = int(sum(diverging[:, :-1].sum() for diverging in _by_step(stats["diverging"])))
-    if n == 0:
-        return []
-    is_one = n == 1
-    text = (
-        f"There {'was' if is_one else 'were'} {n} divergence{'' if is_one else 's'} after tuning: "
-        "a chain came to where its steps are too long to be stable, and went on from a new start. "
-        "The draws have too little of such places, such as the neighbourhood of zero of a scale. "
-        "Look at sample_stats.diverging. If they matter, use NUTS, or rewrite the model so that "
-        "such scales keep away from zero."
-    )
-    return [SamplerWarning(WarningType.BAD_PARAMS, text, "warn")]
-
-
 def _temperature_warning(step: StepStatistics, number: int, n_steps: int) -> str | None:
     which = f" of stochastic-gradient step {number} of {n_steps}" if n_steps > 1 else ""
     n_draws = int(_used_draws(step).sum()) * len(step.target)
@@ -218,7 +196,7 @@ def _used_draws(step: StepStatistics) -> np.ndarray:
     return np.isfinite(step.configurational).all(axis=0) & (step.target > 0).all(axis=0)
 
 
-def _by_step(stat: Any) -> list[np.ndarray]:
+def by_step(stat: Any) -> list[np.ndarray]:
     """Return arrays of shape (chain, draw), one for each step method that reports the statistic."""
     values = np.asarray(stat.transpose("chain", "draw", ...), dtype=float)
     flat = values.reshape(*values.shape[:2], -1)  # (chain, draw, step)

@@ -63,7 +63,7 @@ class Chain(ByValue):
         self.average(position)
         if not tuner.is_tuned or not isinstance(self.tuning, ChainTuning):
             return
-        learnt = tuner.measured(
+        learnt = tuner.chooser.measured(
             self.tuning,
             target,
             self.state,
@@ -79,7 +79,7 @@ class Chain(ByValue):
         """Choose the settings that stay, by all that was measured."""
         if isinstance(self.tuning, ChainTuning) and self.state is not None:
             tuning = self.tuning.with_longer_draws()
-            self.tuning = tuner.revised(tuning, self.state.position, rng)
+            self.tuning = tuner.chooser.revised(tuning, self.state.position, rng)
 
     def begin_anew(self, tuning: ChainTuning) -> None:
         """Go on with other settings, from another position."""

@@ -246,9 +246,9 @@ class DrawLoop:
         if not np.isfinite(position).all():
             return True
         if is_tuning:
-            return self.tuner.is_lost(tuning, draw.state, position)
+            return self.tuner.departures.is_lost(tuning, draw.state, position)
         most = max(1.0, self.tuner.settings.temperature) * (position.size + MAX_ENERGY)
-        return self.tuner.may_send_back(tuning) and draw.kinetic_energy > most
+        return self.tuner.departures.may_send_back(tuning) and draw.kinetic_energy > most
 
     def remember(self, in_model: Array) -> None:
         """Take in where the last draw ended in model coordinates, as PyMC is told."""

@@ -106,7 +106,7 @@ def _where(error: Any, unknowns: Unknowns) -> str:
 
 def _advice(tuner: Any, learning_rate: float) -> str:
     setup = tuner.setup  # None if it failed
-    if tuner.settings.learning_rate is None and setup and not setup.fit.is_mode:
+    if tuner.settings.choose_learning_rate and setup and not setup.fit.is_mode:
         return (
             "Use NUTS for this model, or priors that keep scales away from zero and from very "
             f"large values. {likely_causes(tuner.gradient.density)[:-1]}"

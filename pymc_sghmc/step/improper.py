@@ -6,6 +6,7 @@ the log-density is smooth and the chain only drifts.
 
 import warnings
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,29 +47,34 @@ def warn_of_improper_posterior(
     start = np.concatenate([np.ravel(point[v.name]) for v in values] or [np.zeros(0)]).astype(float)
     if not 0 < start.size <= MANY_ENTRIES or not has_all_rows or minibatch_outputs([model.logp()]):
         return
-    logp, dlogp = _along(model, values, point)
-    if np.linalg.norm(start) > FAR and not logp(start) > logp(np.zeros_like(start)):
-        # a climb without an end overshot, to where rounding errors decide
+    logp, slope = _along(model, values, point)
+    if _is_unbounded(logp, slope, start):
         _warn(sampler, [rv.name for rv in flat])
-        return
+
+
+def _is_unbounded(
+    logp: Callable[[np.ndarray], float],
+    slope: Callable[[np.ndarray], np.ndarray],
+    start: np.ndarray,
+) -> bool:
+    """Whether the log-density has no bound in some direction from a point that was climbed to."""
+    at_start = logp(start)
+    if np.linalg.norm(start) > FAR and not at_start > logp(np.zeros_like(start)):
+        return True  # a climb without an end overshot, to where rounding errors decide
     scale = 1 + np.abs(start)
     columns = [
-        (dlogp(start + step) - dlogp(start - step)) / (2 * step.max())
+        (slope(start + step) - slope(start - step)) / (2 * step.max())
         for step in np.diag(DIFFERENCE * scale)
     ]
     hessian = np.array(columns) * np.outer(scale, scale)
     if not np.isfinite(hessian).all():
-        return
+        return False
     _, vectors = np.linalg.eigh(-(hessian + hessian.T) / 2)
     directions = [vectors[:, 0] * scale]  # the flattest, and that in which the climb went, if any
     if (distance := np.linalg.norm(start / scale)) > 0:
         directions.append(start / distance)
-    level = logp(start) - DROP
-    for direction in directions:
-        for way in (FAR * direction, -FAR * direction):
-            if logp(start + way) > level:
-                _warn(sampler, [rv.name for rv in flat])
-                return
+    ways = [sign * FAR * direction for direction in directions for sign in (1, -1)]
+    return any(logp(start + way) > at_start - DROP for way in ways)
 
 
 def _along(model: Model, values: list[Any], point: dict[str, np.ndarray]) -> tuple[Any, Any]:

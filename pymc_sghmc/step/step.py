@@ -24,8 +24,8 @@ from pymc_sghmc.checks import (
 )
 from pymc_sghmc.compat import ChainSetup
 from pymc_sghmc.diagnostics import temperature_warnings
+from pymc_sghmc.diagnostics.divergences import divergence_warnings
 from pymc_sghmc.diagnostics.stand_ins import log_likelihood_warnings
-from pymc_sghmc.diagnostics.temperatures import divergence_warnings
 from pymc_sghmc.exceptions import ChainError, NonFinite, SamplingStopped
 from pymc_sghmc.gradients.metric import checked_preconditioner
 from pymc_sghmc.hierarchy.rewrites import integrated_effects
@@ -295,7 +295,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         """Begin anew with a shorter or another step; None where that is no help."""
         chain = self.chain
         old = chain.tuning
-        slower = self.tuner.slower(old)
+        slower = self.tuner.chooser.slower(old, self.tuner.initial)
         if not slower:
             return None
         chain.begin_anew(slower)
@@ -306,7 +306,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
     def _sent_back(self, point, draw):
         """Begin anew with the same step, as settings stay after tuning; None if that is no help."""
         chain = self.chain
-        if chain.diverges_often or not self.tuner.may_send_back(chain.tuning):
+        if chain.diverges_often or not self.tuner.departures.may_send_back(chain.tuning):
             return None
         chain.send_back()
         position = self.tuner.setups.start(self.rng, widest=1.0)

@@ -213,7 +213,8 @@ def draw_warning(
     sampler: str, tuner: Any, chain: Any, position: np.ndarray
 ) -> SamplerWarning | None:
     """Return a warning after a draw that isn't for tuning, each once a chain."""
-    if chain.n_kept and not chain.is_far and tuner.is_far(chain.tuning, chain.state, position):
+    may_warn = chain.n_kept and not chain.is_far
+    if may_warn and tuner.departures.is_far(chain.tuning, chain.state, position):
         chain.is_far = True
         return _warning(
             f"{sampler}: the chain went so far from the reference point that second-order "
@@ -243,7 +244,7 @@ def _after_tuning(sampler: str, tuner: Any, chain: Any) -> str | None:
         )
     if chain.tuning.bias > 2 * tuner.settings.target_bias:
         remedy = "Lower learning_rate, or leave it to the step."
-        if tuner.settings.learning_rate is None:
+        if tuner.settings.choose_learning_rate:
             remedy = (
                 "Raise batch_size. If that does not help, the posterior may be improper or far "
                 "from a Gaussian: give all parameters proper priors, or use NUTS."

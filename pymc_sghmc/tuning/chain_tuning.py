@@ -108,6 +108,12 @@ class ChainTuning(ByValue):
     positions: BatchMeans | None = None  # of the later half of the tuning draws
     n_steps_multiplier: float = 1.0  # of the inner steps in a draw, where draws are too much alike
 
+    @property
+    def made_for(self) -> SetupRequest:
+        """The request of the set-up that a chain uses."""
+        assert self.request is not None
+        return self.request
+
     def with_noise(self, noise: Array, from_all_rows: Array | None = None) -> "ChainTuning":
         """Take in V̂ of one more draw, unless it overflows on the way from the start.
 

@@ -58,6 +58,11 @@ class Settings:
         return None if self.schedule is None else self.schedule(0).learning_rate
 
     @property
+    def choose_learning_rate(self) -> bool:
+        """Whether the learning rate is left to be chosen."""
+        return self.schedule is None
+
+    @property
     def are_free(self) -> bool:
         """Whether some of them are left to be chosen, but for the noise estimate."""
         return self.schedule is None or (self.rule.has_friction and self.friction is None)

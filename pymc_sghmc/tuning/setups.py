@@ -74,10 +74,15 @@ class Setups:
         self._placed_for: DataId | None = None
 
     @property
+    def made(self) -> Setup:
+        """The set-up in use, once there is one."""
+        assert self.current is not None
+        return self.current
+
+    @property
     def fit(self) -> GaussianFit:
         """That of the set-up in use."""
-        assert self.current is not None
-        return self.current.fit
+        return self.made.fit
 
     def make(self, start: Array, metric: Metric | None = None, max_order: int = 2) -> Setup:
         """Take a set-up from here into use, one that is known where nothing has changed.
@@ -237,6 +242,11 @@ class Setups:
             if self.is_finite_at(position):
                 break
         return position
+
+    def holds(self, request: SetupRequest) -> bool:
+        """Whether what other steps sample has the values for which a set-up was requested."""
+        others = self._gradient.density.others
+        return all(map(np.array_equal, request.conditioned_on, others))
 
     def is_finite_at(self, position: Array) -> bool:
         """Whether density and gradient are finite here, on some rows."""

@@ -544,7 +544,7 @@ def test_divergence_while_tuning_lowers_the_rate_and_goes_on():
     step.stop_tuning()
     _, stats, point = run_chain(step, point, 1)
     step.draws.loops.update = explode
-    _, stats, point = run_chain(step, point, FEW_SENT_BACK + 1)  # of one draw made, a share
+    _, stats, point = run_chain(step, point, FEW_SENT_BACK + 1)  # and a hundredth of one kept draw
     assert stats["diverging"].all()
     assert len(set(stats["learning_rate"])) == 1
     _, [stats] = step.step(point)

@@ -486,6 +486,18 @@ def test_chains_that_seldom_diverge_go_on_and_the_run_warns(cores, caplog):
     assert abs(float(squares.mean()) / law.var() - 1) < 0.1 + 4.5 * mean_error(squares) / law.var()
 
 
+def test_divergences_beside_nuts_are_told(caplog):
+    with explosive_model(2.8) as model, caplog.at_level(logging.WARNING):
+        y = pm.Normal("y")
+        step = [SGHMC([model["x"]], compile_kwargs=PYTHON), pm.NUTS([y])]
+        idata = pm.sample(
+            1000, tune=100, chains=2, cores=1, step=step, random_seed=1, progressbar=False
+        )
+    n = int(idata.sample_stats["diverging"].sum())
+    assert n > 0
+    assert any(f"{n} divergences" in m for m in caplog.messages)
+
+
 def test_chains_that_are_thrown_far_out_diverge_though_all_is_finite(caplog):
     # Steps are some hundred times too long for the wall: it throws a chain out to x = -50 and more.
     with pm.Model(), caplog.at_level(logging.WARNING):

@@ -92,7 +92,7 @@ def test_minibatches_have_rows_enough_for_the_tails_of_a_skewed_parameter():
     tuner = step.tuner
     assert tuner.setup.skewed == (3,)
     noise = tuner.setup.noise
-    tuning = tuner._first_settings()
+    tuning = tuner.chooser.first()
     tuner.gradient.data.resize(None)
     [n] = tuner.gradient.data.noisy_batch_sizes
     assert noise.second_order_far * n / tuning.rows <= 5.0

@@ -26,13 +26,14 @@ from pymc_sghmc.schedules import Phase
 from pymc_sghmc.tuning import setups
 from pymc_sghmc.tuning.budget import WITHOUT_NOISE, critical_friction, score
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE, ByHand, ChainTuning
+from pymc_sghmc.tuning.chooser import MAX_DIVERGENCES, OFTEN, SELDOM
 from pymc_sghmc.tuning.linear_step import Rule
 from pymc_sghmc.tuning.noise_estimates import GivenNoise, TunedNoise
 from pymc_sghmc.tuning.options import options
 from pymc_sghmc.tuning.settings import Settings
 from pymc_sghmc.tuning.setup import set_up
 from pymc_sghmc.tuning.setup_request import SetupRequest
-from pymc_sghmc.tuning.tuner import MAX_DIVERGENCES, OFTEN, SELDOM, Points, Tuner
+from pymc_sghmc.tuning.tuner import Points, Tuner
 
 N_ROWS, BATCH_SIZE, D = 400, 20, 2
 MANY_ROWS = 100_000  # of which all cost more than some
@@ -144,7 +145,7 @@ def measure(tuner, tuning, n, *, mean=None, temperature=1.0, position=None):
     mean = tuner.setup.fit.mean if mean is None else mean
     for n_tuned in range(1, n + 1):
         phi = tuner.setup.metric.from_theta(mean if position is None else position)
-        tuning, state = tuner.measured(
+        tuning, state = tuner.chooser.measured(
             tuning,
             tuner.target(tuning),
             sghmc.SGHMCState(phi, np.zeros(D)),
@@ -262,7 +263,7 @@ def test_a_chain_that_diverges_on_minibatches_goes_on_with_all_rows():
     tuning = begun(tuner).tuning
     assert tuning.rows < MANY_ROWS
     while tuning.rows < MANY_ROWS:
-        slower = tuner.slower(tuning)
+        slower = tuner.chooser.slower(tuning, tuner.initial)
         assert slower.n_divergences == tuning.n_divergences + 1
         tuning = slower
     assert tuning.n_divergences < MAX_DIVERGENCES
@@ -270,7 +271,9 @@ def test_a_chain_that_diverges_on_minibatches_goes_on_with_all_rows():
     assert not tuning.noise.any()
     tuner.target(tuning)
     assert tuner.gradient.is_exact
-    assert tuner.slower(tuning).limit == MAX_LEARNING_RATE / 4  # which no noise explains
+    assert (
+        tuner.chooser.slower(tuning, tuner.initial).limit == MAX_LEARNING_RATE / 4
+    )  # which no noise explains
 
 
 def test_an_estimate_leaves_less_noise_to_choose_by():
@@ -405,7 +408,7 @@ def test_end_of_tuning_is_a_choice_by_all_measurements():
     tuner = tuner_of(kind="plain")
     tuning, position = begun(tuner)
     tuning = measure(tuner, tuning, 13)[-1][0]
-    revised = tuner.revised(tuning, position, np.random.default_rng(0))
+    revised = tuner.chooser.revised(tuning, position, np.random.default_rng(0))
     assert revised.learning_rate != tuning.learning_rate
     assert inflation("baoab", revised.learning_rate, revised.friction, tuning.noise.max()) == (
         pytest.approx(0.05, rel=1e-9)
@@ -540,7 +543,7 @@ def test_scales_that_serve_are_not_exchanged_for_some_that_do_not(
 def test_number_of_divergences_outlives_a_moved_centre():
     tuner = tuner_of()
     tuning, _ = begun(tuner)
-    tuning = tuner.slower(tuning)
+    tuning = tuner.chooser.slower(tuning, tuner.initial)
     mean = tuner.setup.fit.mean + 1.0
     assert measure(tuner, tuning, 32, mean=mean)[-1][0].n_divergences == 1
 
@@ -552,18 +555,18 @@ def test_each_divergence_costs_a_quarter_of_the_rate_and_the_last_one_the_chain(
     tuner = tuner_of(batch_size=N_ROWS)
     tuning, _ = begun(tuner)
     for n in range(1, MAX_DIVERGENCES + 1):
-        tuning = tuner.slower(tuning)
+        tuning = tuner.chooser.slower(tuning, tuner.initial)
         assert tuning.learning_rate == tuning.limit == MAX_LEARNING_RATE / 4**n
         assert tuning.n_divergences == n
-    assert tuner.slower(tuning) is None
+    assert tuner.chooser.slower(tuning, tuner.initial) is None
 
 
 def test_a_given_rate_is_not_slowed_down_and_no_chain_before_its_settings():
     tuner = tuner_of(eta=0.003)
     tuning, _ = begun(tuner)
-    assert tuner.slower(tuning) is None
-    assert tuner_of().slower(ByHand()) is None
-    assert not tuner.is_lost(ByHand(), None, np.full(D, 1e9))
+    assert tuner.chooser.slower(tuning, tuner.initial) is None
+    assert tuner_of().chooser.slower(ByHand(), np.zeros(D)) is None
+    assert not tuner.departures.is_lost(ByHand(), None, np.full(D, 1e9))
 
 
 def test_lost_is_a_thousand_standard_deviations_off():
@@ -572,7 +575,7 @@ def test_lost_is_a_thousand_standard_deviations_off():
     centre = tuner.setup.fit
     for sds, lost in ((-999.0, False), (-1001.0, True), (999.0, False), (1001.0, True)):
         position = centre.mean + centre.metric.factor @ np.array([0.0, sds])
-        assert bool(tuner.is_lost(ByHand(), None, position)) is lost, sds
+        assert bool(tuner.departures.is_lost(ByHand(), None, position)) is lost, sds
 
 
 def test_where_others_have_moved_the_mode_a_slower_chain_is_set_up_there(made):
@@ -580,14 +583,14 @@ def test_where_others_have_moved_the_mode_a_slower_chain_is_set_up_there(made):
     tuner = tuner_of(arrays, a=0.0)
     tuning, _ = begun(tuner)
     tuner.gradient.density.condition_on({"a": 4.0})
-    slower = tuner.slower(tuning)
+    slower = tuner.chooser.slower(tuning, tuner.initial)
     assert len(made) == 2
     assert slower.request.conditioned_on == (4.0,)
     sd = curvature_of(arrays) ** -0.5
     assert np.abs((tuner.setup.fit.mean - mode_of(arrays, 4.0)) / sd).max() < 0.1
     assert (slower.limit, slower.n_divergences) == (MAX_LEARNING_RATE / 4, 1)
     tuner.gradient.density.condition_on({"a": np.nan})
-    assert tuner.slower(slower) is None  # nothing is finite at its start
+    assert tuner.chooser.slower(slower, tuner.initial) is None  # nothing is finite at its start
 
 
 # --- Chains that begin, and go on
