@@ -177,7 +177,9 @@ def score(tuning: ChainTuning) -> float:
         return tuning.rate / points
     of_step = work_of_step(tuning.noise.size, points * tuning.rows * tuning.rows_of_each)
     n = inner_steps(tuning)
-    relaxation = min(RELAXED, -n * math.log1p(-min(tuning.rate, ALL)))
+    # a multiplier makes up for a rate that the Gaussian fit promises and draws don't have
+    n_as_promised = n / tuning.n_steps_multiplier
+    relaxation = min(RELAXED, -n_as_promised * math.log1p(-min(tuning.rate, ALL)))
     return relaxation / (ROWS_OF_DRAW + n * of_step)
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "GaussianityCheck",
     "check_gaussianity",
     "far_out",
+    "stable_along_scales",
     "stable_for_effects",
 ]
 
@@ -174,6 +175,39 @@ def _within_reach(surroundings: _Surroundings, side: _Side) -> Iterator[_Place]:
         if not place.fall < EVER_REACHED:
             return
         yield place
+
+
+def stable_along_scales(
+    passes: Any,
+    fit: GaussianFit,
+    places: Sequence[int],
+    largest_curvature: Callable[[Array], float],
+) -> float:
+    """Return the largest learning rate that is stable, in all directions, where scales are far out.
+
+    `far_out` asks for the curvature along the way alone. But where the scale of some effects is
+    near zero, what they could explain is left to others: these directions may be many times as
+    curved there as at the mean.
+
+    Parameters
+    ----------
+    passes : Passes
+    fit : GaussianFit
+    places : list of int
+        Parameters whose posteriors may be skewed.
+    largest_curvature : callable
+        At a position, in the coordinates in which chains move.
+    """
+    surroundings = _Surroundings(passes, fit)
+    steepest = 0.0
+    for side in surroundings.skewed_sides(places):
+        on_the_way = list(_within_reach(surroundings, side))
+        if on_the_way:
+            shift = fit.metric.to_theta(on_the_way[-1].at * side.direction)
+            curvature = largest_curvature(fit.mean + shift)
+            if np.isfinite(curvature):
+                steepest = max(steepest, curvature)
+    return STEADY / steepest if steepest else np.inf
 
 
 def stable_for_effects(

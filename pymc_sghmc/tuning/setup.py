@@ -35,7 +35,13 @@ from pymc_sghmc.tuning.curvature import (
     extreme_curvatures,
 )
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
-from pymc_sghmc.tuning.gaussianity import FarOut, check_gaussianity, far_out, stable_for_effects
+from pymc_sghmc.tuning.gaussianity import (
+    FarOut,
+    check_gaussianity,
+    far_out,
+    stable_along_scales,
+    stable_for_effects,
+)
 from pymc_sghmc.tuning.noise_around import (
     N_SIGNED,
     SecondOrderNoise,
@@ -355,10 +361,16 @@ def _far_limit(passes: Passes, fit: GaussianFit, metric: Metric) -> float:
     """
     points = _points_far_out(fit, passes.density.group_coefficients.values())
     counted = CountedPasses(passes)
-    curvatures = [extreme_curvatures(counted, x, metric, only_largest=True).largest for x in points]
+
+    def largest_curvature(x: Array) -> float:
+        return extreme_curvatures(counted, x, metric, only_largest=True).largest
+
+    curvatures = [largest_curvature(x) for x in points]
     finite = [curvature for curvature in curvatures if math.isfinite(curvature)]
     limit = float(1 / np.quantile(finite, MOST_POINTS)) if finite else np.inf
     columns = passes.density.group_columns
+    scales = passes.density.transformed
+    limit = min(limit, stable_along_scales(passes, fit, scales, largest_curvature))
     return min(limit, stable_for_effects(counted.gradient(counted.subset), fit, metric, columns))
 
 

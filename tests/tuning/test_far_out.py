@@ -13,7 +13,15 @@ from scipy.stats import truncnorm
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.metric import Diagonal
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
-from pymc_sghmc.tuning.gaussianity import EVER_REACHED, STEADY, STRIDE, far_out, stable_for_effects
+from pymc_sghmc.tuning.gaussianity import (
+    EVER_REACHED,
+    FARTHEST,
+    STEADY,
+    STRIDE,
+    far_out,
+    stable_along_scales,
+    stable_for_effects,
+)
 
 
 class LogOfGamma:
@@ -52,6 +60,21 @@ def test_a_posterior_that_is_near_a_gaussian_has_no_edges():
     posterior = LogOfGamma(100.0)
     assert far_out(posterior, posterior.fit(), [0, 1]).edges == []
     assert far_out(posterior, posterior.fit(), []) == (np.inf, [])
+
+
+def test_steps_are_stable_in_all_directions_where_a_scale_is_far_out():
+    """Another direction is e⁻ᵃ times as curved as at the mean, which the way out doesn't show."""
+    posterior = LogOfGamma(1.0)
+    places = np.arange(STRIDE, FARTHEST, STRIDE)
+    lowest = max(x for x in places if np.exp(-x) - 1 + x < EVER_REACHED)
+
+    def limit(largest_curvature):
+        return stable_along_scales(posterior, posterior.fit(), [0, 1], largest_curvature)
+
+    np.testing.assert_allclose(limit(lambda x: np.exp(-x[0])), STEADY / np.exp(lowest), rtol=1e-10)
+    assert limit(lambda x: np.nan) == np.inf  # nothing is known of such a place
+    gaussian = LogOfGamma(100.0)
+    assert stable_along_scales(gaussian, gaussian.fit(), [0, 1], lambda x: 9.0) == np.inf
 
 
 def effects_limit(k):

@@ -271,6 +271,10 @@ def test_score_of_sizes_is_contraction_of_a_draw_for_its_time():
         tuning_of(rate=0.4, rows=500, **wide)
     )
     assert 1 < ratio < 1.1
+    # longer draws make up for a rate that isn't as promised: short steps don't gain by them
+    longer = {"rows": 20, "order": 0, "n_steps_multiplier": 5.0}
+    ratio = score(tuning_of(rate=0.05, **longer)) / score(tuning_of(rate=0.1, **longer))
+    assert ratio == pytest.approx(math.log1p(-0.05) / math.log1p(-0.1))
     # and beyond what makes draws independent nothing is gained
     assert score(tuning_of(rate=1.0, rows=20)) == score(tuning_of(rate=0.99, rows=20))
 
