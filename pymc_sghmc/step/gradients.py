@@ -233,8 +233,13 @@ def _rows(
     data = given["data"]
     if batch_size == "auto" and not model.observed_RVs and data is None:
         batch_size = None  # a prior has no rows
-    if batch_size is None and rewriting.integrated and not minibatch_outputs([model.logp()]):
-        batch_size = ALL_ROWS  # groups are cut out of all data, too
+    if batch_size is None and not minibatch_outputs([model.logp()]):
+        if rewriting.integrated:
+            batch_size = ALL_ROWS  # groups are cut out of all data, too
+        elif rewriting.may_centre and data is None:
+            by_row = _all_rows_with_centred_effects(model, unknowns, point, rewriting)
+            if by_row is not None:
+                return by_row
     try:
         by_row = model_by_row(model, unknowns, batch_size, point, data, rewriting, pool_of(given))
     except NeedsAllRows as reason:
@@ -246,6 +251,18 @@ def _rows(
     if rows.likelihoods:
         _say_what_is_used_whole(model)
     return by_row
+
+
+def _all_rows_with_centred_effects(
+    model: Model, unknowns: Unknowns, point: Mapping[str, Any], rewriting: Rewriting
+) -> tuple[RowModel, Source | None] | None:
+    """Cut a model into rows that are all used, where it has group effects to centre; else None."""
+    try:
+        by_row = model_by_row(model, unknowns, ALL_ROWS, point, None, rewriting)
+    except (ValueError, NotImplementedError):  # its rows can't be told apart
+        return None
+    rows, _ = by_row
+    return by_row if rows.rewrites else None
 
 
 def _say_what_is_used_whole(model: Model) -> None:

@@ -355,7 +355,22 @@ def test_untouched_sampler_is_right_on_groups_whose_form_is_wrong_for_them(sizes
     assert step.tuner.setup.metric.kind == ("dense" if sizes is FEW else "low-rank")
     order = idata.sample_stats["gradient_order"].to_numpy()
     assert (order == (2 if kind == "auto" else 1)).all()
-    # by quadrature over log τ: all else is Gaussian
+    check_groups(idata, model, sizes)
+
+
+def test_effects_are_centred_where_all_data_are_used_as_well():
+    with groups("non-centred") as model:
+        step = SGHMC(batch_size=None, compile_kwargs=FAST)
+        idata = pm.sample(cores=2, random_seed=3, step=step, **QUICK, **QUIET)
+    gradient = step.tuner.gradient
+    assert gradient.is_exact
+    shares = centring_of(gradient.density).by_name()["z"]
+    assert shares[-1] > 0.9 > 0.6 > shares[0]  # of groups of 50 rows, and of two
+    check_groups(idata, model, SIZES)
+
+
+def check_groups(idata, model, sizes):
+    """Hold log τ to its law by quadrature over it: all else is Gaussian."""
     y = model.rvs_to_values[model["y"]].data
     means = np.bincount(np.repeat(np.arange(sizes.size), sizes), y) / sizes
     x = np.linspace(-3, 2, 4001)
