@@ -198,6 +198,8 @@ def stable_along_scales(
     largest_curvature : callable
         At a position, in the coordinates in which chains move.
     """
+    if not places:
+        return np.inf
     surroundings = _Surroundings(passes, fit)
     steepest = 0.0
     for side in surroundings.skewed_sides(places):

@@ -73,6 +73,7 @@ def test_steps_are_stable_in_all_directions_where_a_scale_is_far_out():
 
     np.testing.assert_allclose(limit(lambda x: np.exp(-x[0])), STEADY / np.exp(lowest), rtol=1e-10)
     assert limit(lambda x: np.nan) == np.inf  # nothing is known of such a place
+    assert stable_along_scales(posterior, posterior.fit(), [], lambda x: 9.0) == np.inf
     gaussian = LogOfGamma(100.0)
     assert stable_along_scales(gaussian, gaussian.fit(), [0, 1], lambda x: 9.0) == np.inf
 
