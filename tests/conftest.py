@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from data_folder import data_folder
+from slow import listed
 
 ROOT = Path(__file__).parents[1]
 # Graphs are many small objects, of which few are garbage. By Python's own thresholds the search for
@@ -39,6 +40,15 @@ def data():
         return data_folder()
     except FileNotFoundError as error:
         pytest.skip(str(error))
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items):
+    """Mark the tests that were measured as slow."""
+    slow = set(listed())
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish():
