@@ -504,7 +504,7 @@ def test_noise_that_is_large_far_out_gets_first_order_in_words(caplog):
 
 
 @pytest.mark.slow  # C takes a minute for the second derivatives
-def test_chains_that_a_tail_sends_off_end_tuning_with_first_order():
+def test_chains_that_a_tail_could_send_off_are_not_lost_or_say_so():
     with pm.Model():
         negative_binomial_of_poisson_counts()
         step = SGHMC(batch_size=10, gradient="second_order", compile_kwargs=C)
@@ -514,8 +514,10 @@ def test_chains_that_a_tail_sends_off_end_tuning_with_first_order():
         for _ in range(500):
             point, [statistics] = step.step(point)
             texts.append(getattr(statistics["warning"], "message", ""))
-        assert statistics["gradient_order"] == 1
-        assert sum("lost with second-order" in text for text in texts) == 1
+        told = sum("lost with second-order" in text for text in texts)
+        assert (statistics["gradient_order"], told) in {(2, 0), (1, 1)}
+        position = step.tuner.gradient.density.from_model(step.unknowns.ravel(point))
+        assert step.tuner.setups.distance(position) < 10
 
 
 def test_chain_that_is_lost_while_tuning_goes_on_with_first_order_and_says_so():
