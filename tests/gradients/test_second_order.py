@@ -555,7 +555,7 @@ def test_chain_that_goes_far_after_tuning_is_told_once():
     texts = []
     # a little farther than is far, from where a chain doesn't yet fall back as fast as one that
     # has diverged
-    far = 1.05 * (4 + 10 / np.sqrt(step.tuner.setup.mean_phi.size))
+    far = 1.08 * (4 + 10 / np.sqrt(step.tuner.setup.mean_phi.size))
     for shift in (0.0, far, far):
         phi = step.tuner.setup.mean_phi + shift
         rest = np.zeros_like(phi)
