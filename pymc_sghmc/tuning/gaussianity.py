@@ -4,7 +4,7 @@ The logarithm of a scale that the data say little about has a long tail on one s
 steeply on the other. Knows passes over the data, no settings.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,7 +135,7 @@ def check_gaussianity(passes: Any, fit: GaussianFit) -> GaussianityCheck:
         surroundings.at(side, share * FAR) for side in sides for share in (0.5, 0.75, 1.0)
     ]
     return GaussianityCheck(
-        largest_step=_largest_step([place for place in on_the_way if place.fall < REACHED]),
+        largest_step=_largest_step(place.curvature for place in on_the_way if place.fall < REACHED),
         is_gaussian=not sides,
     )
 
@@ -165,7 +165,7 @@ def far_out(passes: Any, fit: GaussianFit, places: Sequence[int]) -> FarOut:
                 last = on_the_way[-1]
                 force = -side.sign * last.force
                 edges.append(Edge(side.place, side.direction, last.at, force))
-    return FarOut(_largest_step(reached), edges)
+    return FarOut(_largest_step(place.curvature for place in reached), edges)
 
 
 def _within_reach(surroundings: _Surroundings, side: _Side) -> Iterator[_Place]:
@@ -198,18 +198,10 @@ def stable_along_scales(
     largest_curvature : callable
         At a position, in the coordinates in which chains move.
     """
-    if not places:
-        return np.inf
-    surroundings = _Surroundings(passes, fit)
-    steepest = 0.0
-    for side in surroundings.skewed_sides(places):
-        on_the_way = list(_within_reach(surroundings, side))
-        if on_the_way:
-            shift = fit.metric.to_theta(on_the_way[-1].at * side.direction)
-            curvature = largest_curvature(fit.mean + shift)
-            if np.isfinite(curvature):
-                steepest = max(steepest, curvature)
-    return STEADY / steepest if steepest else np.inf
+    edges = far_out(passes, fit, places).edges
+    shifts = [fit.metric.to_theta(edge.at * edge.direction) for edge in edges]
+    curvatures = [largest_curvature(fit.mean + shift) for shift in shifts]
+    return _largest_step([curvature for curvature in curvatures if np.isfinite(curvature)])
 
 
 def stable_for_effects(
@@ -289,7 +281,7 @@ class _EffectWalk:
         return largest
 
 
-def _largest_step(places: Sequence[_Place]) -> float:
-    """Return the largest learning rate that is stable in all of these places."""
-    curvatures = [place.curvature for place in places if place.curvature > 0]
-    return STEADY / max(curvatures) if curvatures else np.inf
+def _largest_step(curvatures: Iterable[float]) -> float:
+    """Return the largest learning rate that is stable with all of these curvatures."""
+    steepest = max((curvature for curvature in curvatures if curvature > 0), default=0.0)
+    return STEADY / steepest if steepest else np.inf

@@ -322,13 +322,12 @@ def summary(posterior):
 
 def of_all(found, key, moving):
     """Return one statistic of all unknowns that move."""
-    return np.concatenate([found[f"{name}/{key}"][keep] for name, keep in moving.items()])
+    return of_each(found, dict.fromkeys(moving, key), moving)
 
 
-def of_each(found, widths, error, moving):
-    """Return the width of each unknown that moves, as it is measured for its name, or its error."""
-    parts = [found[f"{name}/{widths[name]}{error}"][keep] for name, keep in moving.items()]
-    return np.concatenate(parts)
+def of_each(found, keys, moving):
+    """Return of all unknowns that move the statistic that is given for their name."""
+    return np.concatenate([found[f"{name}/{keys[name]}"][keep] for name, keep in moving.items()])
 
 
 def refer(plan):
@@ -430,11 +429,12 @@ def judge(found, reference, by_range=frozenset()):
     of_run = np.sqrt(of_all(reference, "ESS", moving) / size)  # in errors of the reference
     granted = ERRORS * np.hypot(1.0, of_run)
     sd = wanted["sd"]
-    width = of_each(reference, widths, "", moving)
+    width_errors = {name: f"{width} error" for name, width in widths.items()}
+    width = of_each(reference, widths, moving)
     means = np.abs(values["mean"] - wanted["mean"])
-    off = np.abs(of_each(found, widths, "", moving) - width)
+    off = np.abs(of_each(found, widths, moving) - width)
     within = means <= MEAN * sd + granted * of_all(reference, "mean error", moving)
-    within &= off <= SD * width + granted * of_each(reference, widths, " error", moving)
+    within &= off <= SD * width + granted * of_each(reference, width_errors, moving)
     labels = np.concatenate([[name] * keep.sum() for name, keep in moving.items()])
     worst = int(np.argmax(np.where(within, 0, means / sd + off / width)))
     row = {

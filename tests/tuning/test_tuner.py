@@ -271,9 +271,8 @@ def test_a_chain_that_diverges_on_minibatches_goes_on_with_all_rows():
     assert not tuning.noise.any()
     tuner.target(tuning)
     assert tuner.gradient.is_exact
-    assert (
-        tuner.chooser.slower(tuning, tuner.initial).limit == MAX_LEARNING_RATE / 4
-    )  # which no noise explains
+    slowed = tuner.chooser.slower(tuning, tuner.initial)
+    assert slowed.limit == MAX_LEARNING_RATE / 4  # which no noise explains
 
 
 def test_an_estimate_leaves_less_noise_to_choose_by():
