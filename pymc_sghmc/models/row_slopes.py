@@ -23,7 +23,6 @@ from pymc_sghmc.models.row_terms import (
     ByZeta,
     Cut,
     by_zeta,
-    pull_back,
     row_cuts,
     summed_if_shared,
 )
@@ -64,6 +63,14 @@ class Quadratics:
             table[:, 1 + i] + sum(table[:, self.place[i, j]] * zeta[j] for j in range(self.m))
             for i in range(self.m)
         ]
+
+    def at_one(
+        self, table: TensorVariable, zeta: TensorVariable
+    ) -> tuple[TensorVariable, TensorVariable]:
+        """q(ζ) and b + Cζ where a, b and C are those of a single row, (size,), and ζ, (m,)."""
+        b = table[1 : 1 + self.m]
+        linear = b + pt.dot(table[self.place], zeta)
+        return table[0] + 0.5 * pt.dot(b + linear, zeta), linear
 
     def values(
         self,
@@ -111,27 +118,33 @@ class RowSlopes(NamedTuple):
         tables : list of TensorVariable
             Of each group what is remembered of these rows, (n, size).
         """
-        value = 0.0
+        likelihood = known_value = 0.0
         cotangents = {}
         groups = zip(self.cuts, self.quadratics, weights, tables, self.log_likelihoods, strict=True)
         for cuts, quadratic, w, table, log_likelihood in groups:
-            zeta = [z[:, j] for cut in cuts for z in [cut.flat_zeta] for j in range(cut.size)]
-            linear = quadratic.linear(table, zeta)
-            value = value + (w * (log_likelihood - quadratic.values(table, zeta, linear))).sum()
+            likelihood = likelihood + (w * log_likelihood).sum()
+            if all(cut.shared for cut in cuts):
+                # quadratic functions of one ζ add up to one
+                zeta = pt.concatenate([cut.flat_zeta[0] for cut in cuts])
+                known, slope = quadratic.at_one(pt.dot(w, table), zeta)
+                slope = slope[None]
+            else:
+                zeta = [z[:, j] for cut in cuts for z in [cut.flat_zeta] for j in range(cut.size)]
+                linear = quadratic.linear(table, zeta)
+                known = (w * quadratic.values(table, zeta, linear)).sum()
+                slope = w[:, None] * pt.stack(linear, axis=1)
+            known_value = known_value + known
             start = 0
             for cut in cuts:
-                known = linear[start : start + cut.size]
-                c = cut.cotangent
+                own = slope[:, start : start + cut.size]
                 start += cut.size
-                known = (
-                    known[0]
-                    if c.ndim == 1
-                    else pt.stack(known, axis=1).reshape(c.shape, ndim=c.ndim)
-                )
-                by_row = w.dimshuffle(0, *["x"] * (c.ndim - 1))
+                own = own.reshape((own.shape[0], *cut.shape))
                 # a copy of ζ, so that what one ζ owes to another isn't counted twice
-                cotangents[pt.tensor_copy(cut.zeta)] = summed_if_shared(cut, by_row * (c - known))
-        return value, pull_back(self.variables, cotangents)
+                cotangents[pt.tensor_copy(cut.zeta)] = -summed_if_shared(cut, own)
+        gradient = pt.grad(
+            likelihood, self.variables, known_grads=cotangents, disconnected_inputs="ignore"
+        )
+        return likelihood - known_value, gradient
 
 
 def row_slopes(
