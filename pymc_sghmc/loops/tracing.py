@@ -6,18 +6,27 @@ inner step, gradient included, so the rule is written in one place only.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
 
+from pytensor.graph.basic import Apply
 from pytensor.graph.replace import clone_replace
+from pytensor.tensor.shape import SpecifyShape
 
-from pymc_sghmc.compat import ancestors, is_row_selection
+from pymc_sghmc.compat import ancestors, is_row_selection, toposort
 from pymc_sghmc.loops.backends import FetchedRows
 from pymc_sghmc.protocols import Array, Target, Update
 
-__all__ = ["NotTraceable", "TracedStep", "coordinate_arrays", "traced_step"]
+__all__ = [
+    "NotTraceable",
+    "TracedStep",
+    "coordinate_arrays",
+    "traced_step",
+    "without_shape_checks",
+]
 
 Variable = Any  # a PyTensor variable
 
@@ -104,14 +113,13 @@ def traced_step(
         If ``update`` asks for more than one gradient.
     """
     dtype = state.position.dtype
+    symbol = partial(_symbol, dtype=dtype, d=state.position.size)
     symbolic_state = type(state)(
-        *(_symbol(name, part, dtype) for name, part in zip(state._fields, state, strict=True))
+        *(symbol(name, part) for name, part in zip(state._fields, state, strict=True))
     )
-    arguments = {name: _symbol(name, value, dtype) for name, value in settings.items()}
-    reference_point = pt.vector("reference_point", dtype=dtype)
-    coordinates = {
-        name: _symbol(name, array, dtype) for name, array in coordinate_arrays(target).items()
-    }
+    arguments = {name: symbol(name, value) for name, value in settings.items()}
+    reference_point = symbol("reference_point", state.position)
+    coordinates = {name: symbol(name, array) for name, array in coordinate_arrays(target).items()}
     gradient = _SymbolicGradient(
         target.gradient.symbolic,
         target.coordinates.on_graph(coordinates),
@@ -127,7 +135,7 @@ def traced_step(
         pt.zeros((), dtype=dtype) if gradient.logp is None else gradient.logp,
     ]
     outputs = [*(part.astype(dtype) for part in new), pt.stack(sums).astype("float64")]
-    normals, outputs = generator.joined(outputs, symbolic_state.position)
+    normals, outputs = generator.joined(without_shape_checks(outputs), symbolic_state.position)
     return TracedStep(
         state=symbolic_state,
         normals=normals,
@@ -188,10 +196,38 @@ class _SymbolicGenerator:
         return normals, clone_replace(outputs, parts, rebuild_strict=False)
 
 
+def without_shape_checks(outputs: list[Variable]) -> list[Variable]:
+    """Leave out checks of shapes, for whose messages Numba takes seconds.
+
+    Set-up has evaluated the same graph with its checks. What says that a length is one stays, as
+    operations broadcast by it.
+    """
+    found: dict[Variable, Variable] = {}
+    for node in toposort(outputs, ()):
+        inputs = [found.get(v, v) for v in node.inputs]
+        if isinstance(node.op, SpecifyShape) and not _tells_of_ones(node):
+            found[node.outputs[0]] = inputs[0]
+        elif any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
+            copy = node.clone_with_new_inputs(inputs, strict=False)
+            found.update(zip(node.outputs, copy.outputs, strict=True))
+    return [found.get(v, v) for v in outputs]
+
+
+def _tells_of_ones(node: Apply) -> bool:
+    before = node.inputs[0].type.shape
+    after = node.outputs[0].type.shape
+    return any(new == 1 and old != 1 for old, new in zip(before, after, strict=True))
+
+
 def _fetched_dtype(array: Variable, dtype: np.dtype[Any]) -> Any:
     return np.promote_types(array.dtype, dtype) if array.dtype == "float32" else array.dtype
 
 
-def _symbol(name: str, value: Any, dtype: np.dtype[Any]) -> Variable:
-    """Return a symbolic input with as many axes as the value has."""
-    return pt.TensorType(dtype, (None,) * np.ndim(value))(name)
+def _symbol(name: str, value: Any, dtype: np.dtype[Any], d: int) -> Variable:
+    """Return a symbolic input with as many axes as the value has.
+
+    Axes with an entry for each of the ``d`` parameters have this length, which leaves operations
+    out that only tell or check it. Other lengths may change, as the rank of a low-rank metric does.
+    """
+    shape = [d if length == d else None for length in np.shape(value)]
+    return pt.TensorType(dtype, shape)(name)

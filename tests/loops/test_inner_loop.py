@@ -16,20 +16,23 @@ import pytest
 
 from modes import FAST
 from pymc.exceptions import SamplingError
+from pytensor.tensor.shape import SpecifyShape
 from scipy import stats
 from stationary import PRECONDITIONERS, Script
 from table import SAMPLERS, PaperSGHMC, PaperSGLD
 from targets import gradient_of, start_of
 
 from pymc_sghmc import SGHMC, SGLD, SGNHT, schedules
+from pymc_sghmc.compat import ancestors
 from pymc_sghmc.gradients.control_variates import ControlVariates
-from pymc_sghmc.gradients.metric import Diagonal, Identity, preconditioner_metric
+from pymc_sghmc.gradients.metric import Diagonal, Identity, LowRank, preconditioner_metric
 from pymc_sghmc.gradients.noise import noise_covariance
 from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.loops import inner_loops
 from pymc_sghmc.loops import normals as noise
 from pymc_sghmc.loops.inner_loops import InnerLoop, Replay
 from pymc_sghmc.loops.numba_loop import MOST_INLINED
+from pymc_sghmc.loops.tracing import without_shape_checks
 from pymc_sghmc.samplers import sghmc
 from pymc_sghmc.step.step import StochasticGradientStep
 
@@ -332,6 +335,46 @@ def test_wrong_step_is_found_on_the_users_own_model(model, monkeypatch, caplog):
     # Another order of random numbers than the compiled steps', and that of `update` in Python
     right.draws.loops._loops = dict.fromkeys(loops)
     np.testing.assert_array_equal(draws(step, 5), draws(right, 5))
+
+
+def test_a_low_rank_metric_may_have_another_rank_in_the_same_loop(model):
+    rng = np.random.default_rng(3)
+    directions = np.linalg.qr(rng.standard_normal((3, 3)))[0]
+    wide, narrow = (
+        LowRank.of(np.full(3, 0.2), directions[:rank], np.full(rank, 2.0)) for rank in (2, 1)
+    )
+    gradient = gradient_by(model, "plain", "NUMBA")
+    sampler, settings = SAMPLERS[1], settings_of(SAMPLERS[1])
+    state = sampler.cls.init(np.zeros(3), 0.004, None)
+    mode = {"mode": "NUMBA"}
+    loop = InnerLoop(sampler.update, state, target_of(gradient, wide), settings, mode)
+    for metric in (wide, narrow):
+        target, again = (target_of(gradient, metric) for _ in range(2))
+        found = loop(state, 50, np.random.default_rng(2), target, settings)
+        expected, _ = by_hand(sampler.update, again, state, settings, 2, 50)
+        np.testing.assert_allclose(found.state.position, expected.position, rtol=1e-10)
+
+
+def test_checks_of_shapes_are_left_to_set_up(model):
+    """Numba takes a second and more for the message of one."""
+    gradient = gradient_by(model, "plain", "FAST_COMPILE")
+    sampler, settings = SAMPLERS[1], settings_of(SAMPLERS[1])
+    state = sampler.cls.init(np.zeros(3), 0.004, None)
+    mode = {"mode": "FAST_COMPILE"}
+    loop = InnerLoop(sampler.update, state, target_of(gradient), settings, mode)
+    nodes = loop.step.function.maker.fgraph.apply_nodes
+    assert not [node for node in nodes if isinstance(node.op, SpecifyShape)]
+
+
+def test_a_length_of_one_stays_known_where_a_check_is_left_out():
+    """A column that the graph knows to be one broadcasts, and must go on doing so."""
+    x, y = pt.matrix("x"), pt.matrix("y")
+    rows, column = pt.specify_shape(x, (4, None)), pt.specify_shape(y, (None, 1))
+    [out] = without_shape_checks([rows * column])
+    function = pytensor.function([x, y], out, mode="FAST_COMPILE")
+    np.testing.assert_allclose(function(np.ones((4, 3)), np.full((4, 1), 2.0)), 2.0)
+    kept = [v.owner.op for v in ancestors([out]) if v.owner is not None]
+    assert [isinstance(op, SpecifyShape) for op in kept].count(True) == 1
 
 
 # --- In a step
