@@ -94,6 +94,10 @@ def products_that_all_rows_share():
     pm.ZeroInflatedPoisson("y", pm.math.sigmoid(a + k), pm.math.exp(0.3 * mu), observed=COUNTS)
 
 
+def what_all_rows_share_alone():
+    pm.Gamma("y", pm.HalfNormal("alpha"), pm.HalfNormal("beta"), observed=1.0 + COUNTS)
+
+
 def two_groups():
     b, sigma = pm.Normal("b", 0, 1, shape=3), pm.HalfNormal("sigma")
     pm.Normal("y", X @ b, sigma, observed=REAL)
@@ -115,6 +119,7 @@ CASES = {
     ordered: 4,
     mixture: 4,
     products_that_all_rows_share: 4,
+    what_all_rows_share_alone: 4,
     two_groups: {"y": 4, "k": 3},
 }
 
