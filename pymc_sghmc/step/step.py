@@ -309,7 +309,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         if chain.diverges_often or not self.tuner.departures.may_send_back(chain.tuning):
             return None
         chain.send_back()
-        position = self.tuner.setups.start(self.rng, widest=1.0)
+        position = self.tuner.setups.start_after_divergence(self.rng, chain.mean)
         new = self._point(position, point) | self._recorded(position, is_tuning=False)
         return new, [draw.statistics_of_fault(self, None)]
 

@@ -82,8 +82,6 @@ class Departures:
         """Whether a chain that diverges after tuning may go on with its settings, elsewhere.
 
         As a divergence of NUTS it is counted, and the run warns. Not where the user gave the
-        learning rate, or without a fit to begin from.
+        learning rate.
         """
-        if isinstance(tuning, ByHand) or not self._settings.choose_learning_rate:
-            return False
-        return self._setups.made.fit.is_mode
+        return not isinstance(tuning, ByHand) and self._settings.choose_learning_rate

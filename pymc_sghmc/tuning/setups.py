@@ -243,6 +243,12 @@ class Setups:
                 break
         return position
 
+    def start_after_divergence(self, rng: np.random.Generator, mean: Array) -> Array:
+        """Draw a start from the fit, or begin at the chain's ``mean`` where that isn't a mode."""
+        if self.fit.is_mode:
+            return self.start(rng, widest=1.0)
+        return mean.astype(self._gradient.density.dtype)
+
     def holds(self, request: SetupRequest) -> bool:
         """Whether what other steps sample has the values for which a set-up was requested."""
         others = self._gradient.density.others

@@ -28,6 +28,7 @@ from table import LINEAR, SAMPLERS, PaperSGHMC, PaperSGLD
 from pymc_sghmc import SGHMC
 from pymc_sghmc.diagnostics import configurational_temperature
 from pymc_sghmc.step.chain import FEW_SENT_BACK
+from pymc_sghmc.tuning import posterior_fit
 
 HELPERS = str(ROOT / "tests")
 
@@ -498,7 +499,13 @@ def test_divergences_beside_nuts_are_told(caplog):
     assert any(f"{n} divergences" in m for m in caplog.messages)
 
 
-def test_chains_that_are_thrown_far_out_diverge_though_all_is_finite(caplog):
+@pytest.mark.parametrize("trusts_fit", [True, False])
+def test_chains_that_are_thrown_far_out_diverge_though_all_is_finite(
+    trusts_fit, caplog, monkeypatch
+):
+    if not trusts_fit:  # as where the posterior doesn't fall off as the Gaussian does
+        monkeypatch.setattr(posterior_fit, "falls_as_fitted", lambda *of_fit: False)
+        monkeypatch.setattr(posterior_fit, "variational_fit", lambda *of_start: None)
     # Steps are some hundred times too long for the wall: it throws a chain out to x = -50 and more.
     with pm.Model(), caplog.at_level(logging.WARNING):
         x = pm.Flat("x")
@@ -508,6 +515,8 @@ def test_chains_that_are_thrown_far_out_diverge_though_all_is_finite(caplog):
         idata = pm.sample(
             1000, tune=100, chains=4, cores=1, step=step, random_seed=1, progressbar=False
         )
+    assert step.tuner.setups.fit.is_mode == trusts_fit
+    assert idata.posterior["x"].min() > -20  # Normal but for the wall
     diverging = idata.sample_stats["diverging"].to_numpy()
     assert 0 < diverging.sum() < 4 * (FEW_SENT_BACK + 10)
     assert any("after tuning" in m for m in caplog.messages)
