@@ -127,18 +127,20 @@ class RowSlopes(NamedTuple):
                 # quadratic functions of one ζ add up to one
                 zeta = pt.concatenate([cut.flat_zeta[0] for cut in cuts])
                 known, slope = quadratic.at_one(pt.dot(w, table), zeta)
-                slope = slope[None]
+                slopes = [slope[i : i + 1] for i in range(quadratic.m)]
             else:
                 zeta = [z[:, j] for cut in cuts for z in [cut.flat_zeta] for j in range(cut.size)]
                 linear = quadratic.linear(table, zeta)
                 known = (w * quadratic.values(table, zeta, linear)).sum()
-                slope = w[:, None] * pt.stack(linear, axis=1)
+                slopes = [w * by_row for by_row in linear]
             known_value = known_value + known
             start = 0
             for cut in cuts:
-                own = slope[:, start : start + cut.size]
+                numbers = slopes[start : start + cut.size]
                 start += cut.size
-                own = own.reshape((own.shape[0], *cut.shape))
+                own = numbers[0]
+                if cut.shape:
+                    own = pt.stack(numbers, axis=1).reshape((own.shape[0], *cut.shape))
                 # a copy of ζ, so that what one ζ owes to another isn't counted twice
                 cotangents[pt.tensor_copy(cut.zeta)] = -summed_if_shared(cut, own)
         gradient = pt.grad(
