@@ -21,7 +21,10 @@ import xarray as xr
 from pymc.backends.base import BaseTrace
 from pymc.step_methods.compound import BlockedStep
 from pymc.util import get_random_generator
+from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.tensor.subtensor import indices_from_subtensor
 
 from pymc_sghmc.checks import check_call
@@ -60,6 +63,7 @@ __all__ = [
     "StoredChainTrace",
     "StoredTrace",
     "SymbolicOp",
+    "WithoutInnerGraphs",
     "add_trigamma_to_numba",
     "adds_to_rows",
     "ancestors",
@@ -67,13 +71,29 @@ __all__ = [
     "index_entries",
     "indexes_leading_axes",
     "inference_data",
-    "inline_ofg_node",
     "is_row_selection",
     "joined_along",
     "sample_stored_chains_without_zarr",
     "smoothed_log_weights",
     "toposort",
 ]
+
+
+class WithoutInnerGraphs(GraphRewriter):
+    """Replaces operations that are graphs of others, which PyTensor compiles one by one with C.
+
+    In PyTensor 3 (PyMC 6) softmax and logsumexp are such.
+    """
+
+    def add_requirements(self, fgraph: FunctionGraph) -> None:
+        """Nothing is required."""
+
+    def apply(self, fgraph: FunctionGraph) -> None:
+        """Replace them all."""
+        while whole := [n for n in fgraph.apply_nodes if isinstance(n.op, OpFromGraph)]:
+            for node in whole:
+                pairs = zip(node.outputs, inline_ofg_node(node), strict=True)
+                fgraph.replace_all(list(pairs), reason="graph of operations")
 
 
 @cache

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from pymc.pytensorf import compile
-from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
@@ -31,7 +30,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.type import discrete_dtypes
 from pytensor.tensor.utils import import_func_from_string
 
-from pymc_sghmc.compat import adds_to_rows, ancestors, index_entries, inline_ofg_node
+from pymc_sghmc.compat import WithoutInnerGraphs, adds_to_rows, ancestors, index_entries
 from pymc_sghmc.loops.array_operations import (
     ELEMENTWISE,
     OfArrays,
@@ -175,11 +174,7 @@ class _WithFunctionsOfArrays(GraphRewriter):
 
     def apply(self, fgraph: FunctionGraph) -> None:
         """Replace them all."""
-        # An operation that is a graph of others would be a function of its own.
-        while whole := [n for n in fgraph.apply_nodes if isinstance(n.op, OpFromGraph)]:
-            for node in whole:
-                pairs = zip(node.outputs, inline_ofg_node(node), strict=True)
-                fgraph.replace_all(list(pairs), reason="graph of operations")
+        WithoutInnerGraphs().apply(fgraph)
         for node in list(fgraph.apply_nodes):
             replacement = _replacement(node)
             if replacement is not None:
