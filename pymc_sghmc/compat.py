@@ -58,6 +58,7 @@ except ImportError:  # PyMC 5.28; it doesn't need zarr to be imported
     from pymc.backends.zarr import ZarrTrace as StoredTrace
 
 __all__ = [
+    "LAST",
     "BroadcastTo",
     "ChainSetup",
     "StoredChainTrace",
@@ -77,6 +78,9 @@ __all__ = [
     "smoothed_log_weights",
     "toposort",
 ]
+
+
+LAST = 1000  # among PyTensor's rewrites: after all that may add operations
 
 
 class WithoutInnerGraphs(GraphRewriter):

@@ -30,7 +30,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.type import discrete_dtypes
 from pytensor.tensor.utils import import_func_from_string
 
-from pymc_sghmc.compat import WithoutInnerGraphs, adds_to_rows, ancestors, index_entries
+from pymc_sghmc.compat import LAST, WithoutInnerGraphs, adds_to_rows, ancestors, index_entries
 from pymc_sghmc.loops.array_operations import (
     ELEMENTWISE,
     OfArrays,
@@ -44,7 +44,6 @@ from pymc_sghmc.loops.backends import is_compiled_by_default
 __all__ = ["ThreadSafe", "compile_for_many_rows", "without_traces"]
 
 FUSING = "fusion", "inplace", "local_pow_to_nested_squaring"  # NumPy has no fused operations
-LAST = 1000  # among PyTensor's rewrites: after all that may add operations
 
 
 def compile_for_many_rows(

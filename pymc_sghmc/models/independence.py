@@ -13,7 +13,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sghmc.checks import quoted
-from pymc_sghmc.compat import WithoutInnerGraphs
+from pymc_sghmc.compat import LAST, WithoutInnerGraphs
 from pymc_sghmc.exceptions import NeedsAllRows
 from pymc_sghmc.models.bad_data import not_finite
 from pymc_sghmc.models.graphs import array_of, full_data
@@ -29,7 +29,6 @@ __all__ = ["STABLE", "check_rows", "leading_dim", "not_sliceable"]
 # the predictors. The first points at which they are finite are enough.
 JITTERS = (0.5, 0.1, 0.02, 0.004, 1e-4, 1e-6, 0.0)
 ENOUGH_POINTS = 4
-LAST = 1000  # among PyTensor's rewrites
 # The first is the quickest to run. The other doesn't take log(1 − sigmoid(η)) for −∞ at η > 37.
 FAST = get_mode("FAST_COMPILE").register((WithoutInnerGraphs(), LAST))
 STABLE = FAST.including("stabilize", "specialize")

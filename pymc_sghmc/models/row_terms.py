@@ -34,7 +34,6 @@ __all__ = [
     "RowTerms",
     "by_zeta",
     "difference",
-    "pull_back",
     "row_cuts",
     "row_terms",
     "summed_if_shared",
@@ -173,10 +172,10 @@ def difference(
             else:
                 moving[pt.tensor_copy(cut.zeta)] = summed_if_shared(cut, by_row * c)
                 resting[pt.tensor_copy(cut.zeta)] = summed_if_shared(cut, by_row * c_hat)
-    gradient = pull_back(rows.variables, moving)
+    gradient = _pull_back(rows.variables, moving)
     if resting:
         to_centre = dict(zip(rows.variables, centre, strict=True))
-        at_centre = clone_replace(pull_back(rows.variables, resting), to_centre)
+        at_centre = clone_replace(_pull_back(rows.variables, resting), to_centre)
         gradient = [a - b for a, b in zip(gradient, at_centre, strict=True)]
     return gradient
 
@@ -187,7 +186,7 @@ def summed_if_shared(cut: Cut, cotangents: TensorVariable) -> TensorVariable:
     return total.astype(cut.zeta.dtype)
 
 
-def pull_back(
+def _pull_back(
     variables: Sequence[TensorVariable], cotangents: Mapping[TensorVariable, TensorVariable]
 ) -> list[TensorVariable]:
     """Jᵀ times cotangents of several ζ, for each variable."""
