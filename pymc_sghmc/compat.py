@@ -295,12 +295,19 @@ def is_row_selection(variable: Variable) -> bool:
 
 
 def adds_to_rows(node: Any) -> bool:
-    """Whether a node adds to chosen rows of an array by PyTensor 2's operation for it.
+    """Whether a node adds to chosen rows of an array.
 
-    In Python that operation takes a single row for a broadcast one and refuses it. With PyMC 5's
-    end, delete this.
+    PyTensor 2 has an operation of its own for it, which takes a single row for a broadcast one and
+    refuses it, PyTensor 3 a case of its general one.
     """
-    return type(node.op).__name__ == "AdvancedIncSubtensor1" and not node.op.set_instead_of_inc
+    return (
+        type(node.op).__name__ in ("AdvancedIncSubtensor1", "AdvancedIncSubtensor")
+        and not node.op.set_instead_of_inc
+        and len(node.inputs) == 3
+        and node.inputs[2].type.ndim == 1
+        and node.inputs[2].type.dtype.startswith(("int", "uint"))
+        and getattr(node.op, "idx_list", (0,)) == (0,)
+    )
 
 
 def indexes_leading_axes(node: Apply) -> bool:

@@ -65,8 +65,8 @@ class ControlVariates(AroundCentre):
         self._symbols = self.row_function = None
         if gradient.order.independent:
             self._symbols, terms = _with_row_terms(self.density, self.data) or (None, None)
-            by_row = [rows[:, None] for rows in self.density.graph.by_row]
-            self.row_function = self.density.row_function(by_row if terms is None else terms)
+            density = self.density
+            self.row_function = density.by_row if terms is None else density.row_function(terms)
         self.has_tables = self._symbols is not None
         self._zero = np.zeros_like(self._one)
 

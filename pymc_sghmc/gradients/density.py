@@ -8,6 +8,7 @@ graphs and what other steps sample; draws no rows.
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -270,6 +271,11 @@ class LogDensity(Density):
         graph = self.graph
         inputs = [graph.position, *graph.rows, *graph.arrays, *graph.given]
         return self.compiled(inputs, terms)
+
+    @cached_property
+    def by_row(self) -> ThreadSafe:
+        """Log-likelihoods of rows, a column for each group: f(position, rows, arrays, given)."""
+        return self.row_function([rows[:, None] for rows in self.graph.by_row])
 
     @property
     def has_graph(self) -> bool:

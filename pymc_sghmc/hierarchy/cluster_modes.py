@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pymc.pytensorf import compile
-
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.row_inputs import ChunkInputs, by_row
 from pymc_sghmc.hierarchy.clustered_rows import refused
 from pymc_sghmc.hierarchy.sites import Sites
-from pymc_sghmc.loops.numpy_mode import ThreadSafe
+from pymc_sghmc.loops.numpy_mode import compile_for_many_rows
 from pymc_sghmc.models.independence import STABLE
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.threads import in_order
@@ -27,6 +25,7 @@ __all__ = ["ClusterModes", "Derivatives", "Modes", "where"]
 
 MOST_ROUNDS = 50  # of Newton's method
 NEAR = 1e-3  # of a posterior standard deviation, that the last of its steps moves
+SHORT = 0.5  # of one, a step whose end isn't looked at where differences are what counts
 FARTHEST = 2.0  # prior standard deviations that one step moves, at most
 ROUNDING = 1e-10  # of a log-density, relative
 # what stands for derivatives where they overflow
@@ -53,7 +52,10 @@ class Derivatives(NamedTuple):
 
     def slopes(self) -> "Derivatives":
         """Return these with finite numbers in the place of those that overflowed."""
-        finite = [np.nan_to_num(x, **OVERFLOW) for x in self[2:]]
+        finite = [
+            x if np.isfinite(x).all() else np.nan_to_num(x, **OVERFLOW)
+            for x in (np.asarray(part) for part in self[2:])
+        ]
         return Derivatives(self.log_likelihood, self.log_prior, *finite)
 
 
@@ -100,9 +102,10 @@ class ClusterModes:
         self._marginal = marginal
         graph = marginal.graph
         inputs, outputs = graph.of_coefficients(density, marginal.likelihood, graph.derivatives)
-        # of many nodes and for few calls, it takes longer to compile than to run
-        derivatives = compile(inputs, outputs, mode=STABLE, on_unused_input="ignore")
-        self._derivatives = ThreadSafe(derivatives)
+        # of many nodes and for few calls, all rewrites would take longer than they save
+        self._derivatives = compile_for_many_rows(
+            inputs, outputs, {"on_unused_input": "ignore"}, rewrites=STABLE
+        )
 
     @np.errstate(all="ignore")
     def sites(
@@ -233,7 +236,7 @@ class ClusterModes:
             sides = []
             for sign in (0.5, -0.5):
                 there = position + sign * metric.to_theta(direction)
-                moved = self.search(density, there, found.mode, inputs)
+                moved = self._near(density, there, found.mode, inputs)
                 seen = moved.seen
                 of_site = seen.swapaxes(1, 2) @ site_precision @ seen if follows else site_precision
                 moved = moved._replace(precision=moved.prior_precision + of_site)
@@ -249,10 +252,7 @@ class ClusterModes:
         own, shift = self._in_model(density, position)
         precision = np.einsum("naa->na", found.prior_precision)
         sd = 1 / np.sqrt(np.where(precision > 0, precision, 1.0))
-        sides = [
-            Derivatives(*self._derivatives(own, shift, found.mode + side * sd, *inputs))
-            for side in (-1, 0, 1)
-        ]
+        sides = [self._at(own, shift, found.mode + side * sd, inputs) for side in (-1, 0, 1)]
         below, there, above = (side.log_likelihood for side in sides)
         bends = np.abs(below - 2 * there + above) > BENT * (1 + np.abs(there))
         return any(side.likelihood_hessian.any() for side in sides), bool(bends.any())
@@ -261,6 +261,25 @@ class ClusterModes:
         """Return a position in the model's own coordinates, and its shift from the reference."""
         own = density.to_model(position.astype(density.dtype))
         return own, position - self._marginal.sites.reference
+
+    def _near(
+        self, density: LogDensity, position: np.ndarray, start: np.ndarray, inputs: tuple[Any, ...]
+    ) -> Modes:
+        """Return modes near a start by one step, or by a search where steps aren't short.
+
+        What a step misses is of second order, which the difference between both sides of a
+        position doesn't contain.
+        """
+        own, shift = self._in_model(density, position)
+        found, step = _newton_step(start, self._at(own, shift, start, inputs).slopes())
+        if _distance(found.precision, step).max(initial=0.0) < SHORT**2:
+            return found._replace(mode=start + step)
+        return self.search(density, position, start, inputs)
+
+    def _at(
+        self, own: Array, shift: Array, coefficients: Array, inputs: tuple[Any, ...]
+    ) -> Derivatives:
+        return Derivatives(*self._derivatives(own, shift, coefficients, *inputs))
 
     def search(
         self, density: LogDensity, position: np.ndarray, start: np.ndarray, inputs: tuple[Any, ...]
@@ -275,7 +294,7 @@ class ClusterModes:
         level: Array | float = -np.inf
         latest = None
         for _ in range(MOST_ROUNDS):
-            new = Derivatives(*self._derivatives(own, shift, u + step, *inputs))
+            new = self._at(own, shift, u + step, inputs)
             density_there = new.log_likelihood + new.log_prior
             is_lower = np.isfinite(level) & ~(density_there >= level - ROUNDING * np.abs(level))
             if latest is not None:
@@ -301,7 +320,7 @@ def _newton_step(u: np.ndarray, at: Derivatives) -> tuple[Modes, np.ndarray]:
     prior_precision = positive(at.prior_precision)
     precision = likelihood_precision + prior_precision
     slope = at.likelihood_slope + at.prior_slope
-    newton = np.linalg.solve(_regular(precision), slope[..., None])[..., 0]
+    newton = _solved(_regular(precision), slope)
     length = np.sqrt(np.maximum(_distance(prior_precision + bowl + hill, newton), 1e-300))
     newton *= np.minimum(1.0, FARTHEST / length)[:, None]
     modes = Modes(
@@ -340,7 +359,15 @@ def _regular(matrices: Array) -> Array:
 
 
 def _inverse(matrices: Array) -> Array:
-    return np.linalg.inv(_regular(matrices))
+    regular = _regular(matrices)
+    return 1 / regular if regular.shape[-1] == 1 else np.linalg.inv(regular)
+
+
+def _solved(matrices: Array, vectors: Array) -> Array:
+    """Solve each of n linear systems: without LAPACK, which takes a call for each, where k = 1."""
+    if matrices.shape[-1] == 1:
+        return vectors / matrices[..., 0]
+    return np.linalg.solve(matrices, vectors[..., None])[..., 0]
 
 
 def _finite(table: Array) -> Array:

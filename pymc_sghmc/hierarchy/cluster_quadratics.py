@@ -63,7 +63,7 @@ class ClusterQuadratics(AroundExpansion):
         others = [*graph.arrays, *graph.given]
         inputs = [own, graph.prior_weight, weights, units, *self._symbols[2], *others]
         self._function = self.density.compiled(inputs, [logp, grad])
-        self.by_unit = self.density.row_function([rows[:, None] for rows in graph.by_row])
+        self.by_unit = self.density.by_row
 
     def is_right(self, centre: Array, metric: Metric) -> bool:
         """Whether it may be used: it is the model's own gradient, with what sums to nothing."""
@@ -140,13 +140,14 @@ class ClusterQuadratics(AroundExpansion):
         squares, sums = np.zeros((2, len(points), 1, d))
         steps = [STEP * coordinates.to_theta(one) for one in np.eye(d)]
         start = 0
-        for chunk, inputs in by_row(self.density, self.data, 0, units):
-            some = chunk.rows
-            here = slice(start, start + chunk.rows.size)
-            start = here.stop
-            table = anchor.tables[0][some].astype(float)
+
+        def of_chunk(part: ChunkInputs) -> list[Array]:
+            """Return what the table leaves of the slopes of a chunk's units, at each point."""
+            chunk, inputs = part
+            table = anchor.tables[0][chunk.rows].astype(float)
             C = table[:, 1 + d :][:, _places(d)]
-            for p, point in enumerate(points):
+            left = []
+            for point in points:
                 slopes = np.array(
                     [
                         self.by_unit((point + s).astype(dtype), *inputs)[0][:, 0]
@@ -156,7 +157,13 @@ class ClusterQuadratics(AroundExpansion):
                 ).T / (2 * STEP)
                 known = table[:, 1 : 1 + d] + C @ (point - anchor.centre)
                 known = np.array([coordinates.pull_back(one) for one in known])
-                left = np.nan_to_num(slopes - known)
+                left.append(np.nan_to_num(slopes - known))
+            return left
+
+        for of_points in in_order(of_chunk, by_row(self.density, self.data, 0, units)):
+            here = slice(start, start + len(of_points[0]))
+            start = here.stop
+            for p, left in enumerate(of_points):
                 sums[p, 0] += weight[here] @ left
                 squares[p, 0] += (weight[here] * rarity[here]) @ np.square(left)
         return squares - np.square(sums)

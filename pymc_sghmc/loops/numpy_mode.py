@@ -23,6 +23,7 @@ from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.link.vm import VMLinker
+from pytensor.scalar.basic import Switch
 from pytensor.scan.op import Scan
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -47,7 +48,10 @@ FUSING = "fusion", "inplace", "local_pow_to_nested_squaring"  # NumPy has no fus
 
 
 def compile_for_many_rows(
-    inputs: Sequence[Variable], outputs: Sequence[Variable], options: Mapping[str, Any]
+    inputs: Sequence[Variable],
+    outputs: Sequence[Variable],
+    options: Mapping[str, Any],
+    rewrites: Mode | None = None,
 ) -> "ThreadSafe":
     """Compile a function that is called with thousands of rows.
 
@@ -58,6 +62,8 @@ def compile_for_many_rows(
     options : dict
         Keyword arguments of ``pymc.pytensorf.compile``. A ``mode`` among them is kept, as is a
         default mode of PyTensor's that somebody has chosen.
+    rewrites : Mode, optional
+        Whose rewrites are made, for a function that is called less often; default: all.
 
     Returns
     -------
@@ -66,7 +72,7 @@ def compile_for_many_rows(
     """
     outputs = without_traces(outputs)
     if options.get("mode") is None and is_compiled_by_default():
-        function = compile(inputs, outputs, **{**options, "mode": _numpy_mode()})
+        function = compile(inputs, outputs, **{**options, "mode": _numpy_mode(rewrites)})
         if all(map(_is_for_arrays, function.maker.fgraph.apply_nodes)):
             return ThreadSafe(function)
     return ThreadSafe(compile(inputs, outputs, **options))
@@ -146,9 +152,10 @@ def without_traces(outputs: Any) -> Any:
     return copies
 
 
-def _numpy_mode() -> Mode:
+def _numpy_mode(rewrites: Mode | None) -> Mode:
     linker = VMLinker(use_cloop=False, c_thunks=False)
-    mode = Mode(linker=linker, optimizer="fast_run").excluding(*FUSING)
+    optimizer = "fast_run" if rewrites is None else rewrites.provided_optimizer
+    mode = Mode(linker=linker, optimizer=optimizer).excluding(*FUSING)
     return mode.register((_WithFunctionsOfArrays(), LAST))
 
 
@@ -174,10 +181,43 @@ class _WithFunctionsOfArrays(GraphRewriter):
     def apply(self, fgraph: FunctionGraph) -> None:
         """Replace them all."""
         WithoutInnerGraphs().apply(fgraph)
+        for node in fgraph.toposort():
+            chosen = _with_choice_inside(fgraph, node)
+            if chosen is not None:
+                fgraph.replace(node.outputs[0], chosen, reason="choice of arguments")
         for node in list(fgraph.apply_nodes):
             replacement = _replacement(node)
             if replacement is not None:
                 fgraph.replace(node.outputs[0], replacement, reason="function of arrays")
+
+
+def _with_choice_inside(fgraph: FunctionGraph, node: Apply) -> Variable | None:
+    """Return f of one of two arguments for a choice between f of both; None of other nodes.
+
+    So that of a Bernoulli distribution's log(p) and log(1 − p) each row computes one.
+    """
+    if not _is_elementwise(node, Switch):
+        return None
+    condition, *branches = node.inputs
+    functions = [branch.owner for branch in branches]
+    if not all(
+        function is not None
+        and isinstance(function.op, Elemwise)
+        and function.op == functions[0].op
+        and len(function.inputs) == 1
+        and len(fgraph.clients[branch]) == 1
+        and branch.type.broadcastable == node.outputs[0].type.broadcastable
+        for function, branch in zip(functions, branches, strict=True)
+    ):
+        return None
+    arguments = [function.inputs[0] for function in functions]
+    inner = node.op(condition, *arguments)
+    deeper = _with_choice_inside(fgraph, inner.owner)
+    return functions[0].op(inner if deeper is None else deeper)
+
+
+def _is_elementwise(node: Apply, function: type) -> bool:
+    return isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, function)
 
 
 def _replacement(node: Apply) -> Variable | None:

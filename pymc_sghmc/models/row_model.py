@@ -20,6 +20,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sghmc.models.contract import BatchSize, Group, minibatch_log_density
 from pymc_sghmc.models.graphs import substituted
+from pymc_sghmc.models.known_checks import without_known_checks
 from pymc_sghmc.models.outcomes import Outcome, outcomes_of
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.models.upper_tails import with_upper_tails
@@ -196,7 +197,8 @@ def row_model(
         for i, (container, source) in enumerate(zip(containers, sources, strict=True))
     ]
     indices = [pt.lvector(f"rows_{i}") for i in range(len(groups))]
-    terms = with_upper_tails([group.log_likelihood for group in groups])
+    terms = without_known_checks([group.log_likelihood for group in groups])
+    terms = with_upper_tails(terms)
     likelihoods = [
         RowLikelihood(group, term, index, index)
         for group, term, index in zip(groups, terms, indices, strict=True)

@@ -6,8 +6,9 @@ Each row is a process of its own, first with an empty compilation cache and then
 it left. One BLAS thread and, for each chain, one process; two chains of 1,000 + 1,000 draws, as
 ``cores=2`` gives. Parts of SGHMC are told by its own phases: building and compiling functions, and
 passes over the data with what is computed from them. "To 400" is the time until the least effective
-size over all free parameters is 400, extrapolated in the number of draws after tuning. CPU seconds
-count child processes, compilers among them. nutpie needs an environment that has it.
+size over all free parameters but effects that are integrated out is 400, extrapolated in the number
+of draws after tuning. CPU seconds count child processes, compilers among them. nutpie needs an
+environment that has it, MovieLens the shared data.
 """
 
 import argparse
@@ -138,7 +139,41 @@ def counts(groups=700, n=17_000):
     return model
 
 
+def visits():
+    """Return the README's model: negative binomial regression, 20,190 rows."""
+    import pymc as pm
+
+    from statsmodels.datasets import randhie
+
+    data = randhie.load_pandas().data
+    predictors = data.drop(columns="mdvis")
+    predictors = (predictors - predictors.mean()) / predictors.std()
+    with pm.Model(coords={"predictor": predictors.columns}) as model:
+        intercept = pm.Normal("intercept", 0, 2)
+        beta = pm.Normal("beta", 0, 1, dims="predictor")
+        alpha = pm.HalfNormal("alpha", 2)
+        mu = pm.math.exp(intercept + predictors.to_numpy() @ beta)
+        pm.NegativeBinomial("visits", mu=mu, alpha=alpha, observed=data["mdvis"])
+    return model
+
+
+def ratings():
+    """MovieLens 100,000, users crossed with films, as Bambi writes effects."""
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    from model_collection.grouped import movielens
+
+    return movielens("non-centred", 100_000)
+
+
+def integrated_out(n):
+    """Logistic regression with an intercept for each ten rows, to be integrated out."""
+    from units import model_of
+
+    return model_of(n)
+
+
 MODELS = {
+    "README": visits,
     "logistic 10⁴ × 50": lambda: logistic(10_000),
     "logistic 10⁵ × 50": lambda: logistic(100_000),
     "logistic 10⁶ × 50": lambda: logistic(1_000_000),
@@ -146,8 +181,13 @@ MODELS = {
     "(x|g)": correlated,
     "mixture": mixture,
     "grouped 500 × 40": grouped,
+    "MovieLens, 100,000": ratings,
     "negative binomial, 700 groups": counts,
+    "integrated out, 10⁵": lambda: integrated_out(100_000),
+    "integrated out, 10⁶": lambda: integrated_out(1_000_000),
+    "integrated out, 10⁷": lambda: integrated_out(10_000_000),
 }
+OPTIONS = {"marginalize": "u", "recover": False}  # of SGHMC, where effects are integrated out
 
 
 def cpu():
@@ -185,9 +225,13 @@ def run(name, sampler):
     compiled = counted_functions()
     with MODELS[name]() as model:
         clock.end("model")
+        own = OPTIONS if name.startswith("integrated out") else {}
+        free = [rv.name for rv in model.free_RVs if rv.name != own.get("marginalize")]
         options, row = {"step": None}, {}
+        if own:
+            options["var_names"] = free
         if sampler == "SGHMC":
-            options["step"], row = make(SGHMC)
+            options["step"], row = make(SGHMC, own)
             clock.end("set-up")
         elif sampler == "nutpie":
             options["nuts_sampler"] = "nutpie"
@@ -196,7 +240,6 @@ def run(name, sampler):
             compute_convergence_checks=False, **options,
         )  # fmt: skip
     clock.end("pm.sample")
-    free = [rv.name for rv in model.free_RVs]
     draws = [idata.posterior[v].to_numpy().reshape(CHAINS, DRAWS, -1) for v in free]
     least = min(float(az.ess(x[..., i])) for x in draws for i in range(x.shape[-1]))
     finite = least if np.isfinite(least) else 1.0
@@ -209,7 +252,7 @@ def run(name, sampler):
     }  # fmt: skip
 
 
-def make(sampler):
+def make(sampler, options):
     """Make a step; return it and what its set-up consisted of."""
     from pymc_sghmc.step import setup_display
 
@@ -221,7 +264,7 @@ def make(sampler):
         seen.append(self)
 
     setup_display.SetupDisplay.__init__ = remember
-    step = sampler()
+    step = sampler(**options)
     [display] = seen
     row = {
         "passes": display.passes,

@@ -249,3 +249,80 @@ def test_rows_that_are_not_there_are_an_error():
     function = compile_for_many_rows([array, numbers], array[numbers] + 1, {})
     with pytest.raises(IndexError):
         function(np.arange(3.0), np.arange(1, 5))
+
+
+ROWS_ADDED_TO = {
+    "in order": np.repeat(np.arange(4), 2),
+    "to and fro": np.array([3, 0, 3, 1, 1, 0, 3, 2]),
+    "from the end": np.array([-1, 0, -1, 1, 1, 0, -4, 2]),
+    "one row": np.full(8, 2),
+}
+
+
+@pytest.mark.parametrize("columns", [(), (1,), (3,), (3, 2)])
+@pytest.mark.parametrize("rows", ROWS_ADDED_TO.values(), ids=list(ROWS_ADDED_TO))
+def test_rows_are_added_in_their_order(rows, columns):
+    rng = np.random.default_rng(0)
+    array = pt.tensor("array", dtype="float64", shape=(None, *[None] * len(columns)))
+    addends = pt.tensor("addends", dtype="float64", shape=(None, *[None] * len(columns)))
+    numbers = pt.lvector("numbers")
+    function = compile_for_many_rows(
+        [array, addends, numbers], pt.inc_subtensor(array[numbers], addends), {}
+    )
+    assert is_in_numpy(function)
+    start = rng.standard_normal((4, *columns))
+    given = start.copy(), rng.standard_normal((8, *columns)), rows
+    expected = start.copy()
+    np.add.at(expected, rows, given[1])
+    np.testing.assert_allclose(function(*given), expected, rtol=1e-14)
+    np.testing.assert_array_equal(given[0], start)
+    zeros = np.zeros_like(start)
+    sums = zeros.copy()
+    np.add.at(sums, rows, given[1])
+    # to the last bit, as where a search ends depends on it
+    np.testing.assert_array_equal(function(zeros, *given[1:]), sums)
+
+
+@pytest.mark.parametrize("rows", [np.array([0, 4]), np.array([-5, 0])])
+def test_adding_to_rows_that_are_not_there_is_an_error(rows):
+    array, addends = pt.matrix("array", dtype="float64"), pt.matrix("addends", dtype="float64")
+    numbers = pt.lvector("numbers")
+    function = compile_for_many_rows(
+        [array, addends, numbers], pt.inc_subtensor(array[numbers], addends), {}
+    )
+    with pytest.raises(IndexError):
+        function(np.zeros((4, 2)), np.ones((2, 2)), rows)
+
+
+def n_softplus(function):
+    return sum("softplus" in str(node.op).lower() for node in function.maker.fgraph.apply_nodes)
+
+
+def test_a_choice_between_two_values_of_a_function_computes_one():
+    x, is_one = pt.vector("x", dtype="float64"), pt.vector("is_one", dtype="bool")
+    log_p, log_q = -pt.softplus(-x), -pt.softplus(x)
+    chosen = compile_for_many_rows([x, is_one], pt.switch(is_one, log_p, log_q), {})
+    assert n_softplus(chosen) == 1
+    outcome = np.arange(X.size) % 2 == 0
+    expected = np.where(outcome, -np.logaddexp(0, -X), -np.logaddexp(0, X))
+    np.testing.assert_allclose(chosen(X, outcome), expected, rtol=1e-14)
+    # where both are needed besides, there is nothing to save
+    both = compile_for_many_rows([x, is_one], [pt.switch(is_one, log_p, log_q), log_p, log_q], {})
+    assert n_softplus(both) == 2
+    for found, wanted in zip(
+        both(X, outcome), (expected, -np.logaddexp(0, -X), -np.logaddexp(0, X)), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-14)
+
+
+def test_a_choice_between_values_of_other_shapes():
+    x, y = pt.vector("x", dtype="float64"), pt.matrix("y", dtype="float64", shape=(1, None))
+    condition = pt.matrix("condition", dtype="bool")
+    chosen = compile_for_many_rows(
+        [x, y, condition], pt.switch(condition, pt.exp(x)[None, :], pt.exp(y)), {}
+    )
+    which = np.array([[True, False, True], [False, False, True]])
+    given = np.array([0.1, 0.2, 0.3]), np.array([[1.0, 2.0, 3.0]])
+    np.testing.assert_array_equal(
+        chosen(*given, which), np.where(which, np.exp(given[0]), np.exp(given[1]))
+    )
