@@ -13,6 +13,7 @@ import numpy as np
 from scipy.special import expit
 
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
+from pymc_sghmc.phases import begin_phase
 from pymc_sghmc.protocols import Array
 from pymc_sghmc.tuning.curvature import MAX_DENSE
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
@@ -68,6 +69,7 @@ def place_nodes(
     array of shape (d,)
         Where nodes were placed, from where any chain's reference point is near.
     """
+    begin_phase("placing the nodes of quadrature")
     gradient.data.resize(None)
     for n_nodes in marginal.choice:  # whatever chains before have had
         marginal.use(n_nodes)

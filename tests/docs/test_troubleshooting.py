@@ -30,6 +30,7 @@ INTERNAL = {
     "choosing how far effects are centred": "a phase of set-up, which is shown",
     "fitting a Gaussian to the posterior": "a phase of set-up, which is shown",
     "measuring the noise of gradients": "a phase of set-up, which is shown",
+    "placing the nodes of quadrature": "a phase of set-up, which is shown",
     "setting up task fields sampler": "a phase of set-up, which is shown",
     "from a pool of": "part of the line on settings",
     "passes over the data": "part of the line on settings",
