@@ -147,7 +147,9 @@ class CountedPasses:
         here = slopes(0.0)
 
         def product(v: Array) -> Array:
-            return np.mean(np.subtract(here, slopes(PRODUCT_STEP * v)), axis=0) / PRODUCT_STEP
+            there = slopes(PRODUCT_STEP * v)
+            with np.errstate(all="ignore"):  # of gradients that overflow
+                return np.mean(np.subtract(here, there), axis=0) / PRODUCT_STEP
 
         return product
 
@@ -300,7 +302,7 @@ def extreme_curvatures(
             return_eigenvectors=False,
             **first_vector(x.size),
         )
-    except ArpackError:
+    except (ArpackError, FloatingPointError):
         values = np.full(2, np.nan)
     largest = values[-1]
     if is_alone:
@@ -311,8 +313,18 @@ def extreme_curvatures(
 
 
 def operator_of(product: Callable[[Array], Array], d: int) -> Any:
-    """Return a linear operator for SciPy, of a function of a vector."""
-    return LinearOperator((d, d), matvec=lambda z: product(np.ravel(z)), dtype=float)
+    """Return a linear operator for SciPy, of a function of a vector.
+
+    It raises FloatingPointError where a product isn't finite: LAPACK would print lines about it.
+    """
+
+    def finite_product(z: Array) -> Array:
+        found = product(np.ravel(z))
+        if not np.isfinite(found).all():
+            raise FloatingPointError("a product with a vector isn't finite")
+        return found
+
+    return LinearOperator((d, d), matvec=finite_product, dtype=float)
 
 
 def first_vector(d: int) -> dict[str, Array]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scipy.sparse.linalg import eigsh
+from scipy.sparse.linalg import ArpackError, eigsh
 
 from pymc_sghmc.gradients.metric import Array, Diagonal, LowRank, Metric
 from pymc_sghmc.gradients.rewrite import MeanField
@@ -85,8 +85,9 @@ def _rescaled(
     scales = old / np.sqrt(_diagonal(product, old, blocks))
     inside = operator_of(lambda x: scales * product(scales * x), d)
     k = min(2 * N_DIRECTIONS, d // 4)
-    values, vectors = eigsh(inside, k=k, which="BE", tol=0.05, ncv=4 * k, **first_vector(d))
-    if not np.isfinite(values).all():
+    try:
+        values, vectors = eigsh(inside, k=k, which="BE", tol=0.05, ncv=4 * k, **first_vector(d))
+    except (ArpackError, FloatingPointError):
         return None
     return LowRank.of(scales, vectors.T, np.maximum(np.abs(values), FLAT**2) ** -0.5 - 1)
 

@@ -3,12 +3,13 @@
     python tests/benchmarks/start.py [--model NAME ...] [--sampler NAME ...] [--markdown]
 
 Each row is a process of its own, first with an empty compilation cache and then with the one that
-it left. One BLAS thread and, for each chain, one process; two chains of 1,000 + 1,000 draws, as
-``cores=2`` gives. Parts of SGHMC are told by its own phases: building and compiling functions, and
-passes over the data with what is computed from them. "To 400" is the time until the least effective
-size over all free parameters but effects that are integrated out is 400, extrapolated in the number
-of draws after tuning. CPU seconds count child processes, compilers among them. nutpie needs an
-environment that has it, MovieLens the shared data.
+it left. Python's own bytecode is there, as pip leaves it: a first run of each sampler, which isn't
+counted, writes what is missing. One BLAS thread and, for each chain, one process; two chains of
+1,000 + 1,000 draws, as ``cores=2`` gives. Parts of SGHMC are told by its own phases: building and
+compiling functions, and passes over the data with what is computed from them. "To 400" is the time
+until the least effective size over all free parameters but effects that are integrated out is 400,
+extrapolated in the number of draws after tuning. CPU seconds count child processes, compilers among
+them. nutpie needs an environment that has it, MovieLens the shared data.
 """
 
 import argparse
@@ -293,6 +294,7 @@ def child(name, sampler, cache):
     """Run a row in a process of its own."""
     flags = f"base_compiledir={cache}"
     environment = {**os.environ, "PYTENSOR_FLAGS": flags, "NUMBA_CACHE_DIR": f"{cache}/numba"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, __file__, "--child", name, sampler]
     try:
         done = subprocess.run(
@@ -319,6 +321,9 @@ def main():
     import report
 
     machine = report.machine()
+    for sampler in args.sampler:
+        with tempfile.TemporaryDirectory() as cache:
+            child("README", sampler, cache)
     rows = {}
     for name in args.model:
         for sampler in args.sampler:

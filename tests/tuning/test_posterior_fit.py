@@ -113,6 +113,18 @@ def test_diagonal_factor_gives_the_posteriors_energy():
     ).largest == pytest.approx(exact, rel=0.1)
 
 
+def test_where_gradients_overflow_nothing_is_printed(capfd):
+    # LAPACK prints lines of its own about numbers that aren't finite
+    with pm.Model() as model:
+        rate = pm.Normal("rate", 0, 1, shape=30)
+        pm.Poisson("y", pm.math.exp(rate), observed=np.ones(30))
+    counted = CountedPasses(passes_of(model))
+    scales = Diagonal(np.ones(30))
+    assert np.isfinite(extreme_curvatures(counted, np.zeros(30), scales).largest)
+    assert np.isnan(extreme_curvatures(counted, np.full(30, 800.0), scales).largest)
+    assert capfd.readouterr() == ("", "")
+
+
 MANY_ROWS = 8 * SUBSET_ROWS
 
 
