@@ -9,7 +9,8 @@ counted, writes what is missing. One BLAS thread and, for each chain, one proces
 compiling functions, and passes over the data with what is computed from them. "To 400" is the time
 until the least effective size over all free parameters but effects that are integrated out is 400,
 extrapolated in the number of draws after tuning. CPU seconds count child processes, compilers among
-them. nutpie needs an environment that has it, MovieLens the shared data.
+them. CPU seconds until the first draw are those of this process, which compiles. nutpie needs an
+environment that has it, MovieLens the shared data.
 """
 
 import argparse
@@ -202,13 +203,20 @@ class Clock:
 
     def __init__(self):
         self.parts = {}
-        self._last = time.perf_counter(), cpu()
+        self.first_draw = None
+        self._start = self._last = time.perf_counter(), cpu()
 
     def end(self, part):
         """End a part."""
         now = time.perf_counter(), cpu()
         self.parts[part] = [b - a for a, b in zip(self._last, now, strict=True)]
         self._last = now
+
+    def note_draw(self, trace, draw):
+        """Remember when the first draw came; `pm.sample` calls this for each."""
+        if self.first_draw is None:
+            now = time.perf_counter(), cpu()
+            self.first_draw = [b - a for a, b in zip(self._start, now, strict=True)]
 
 
 def run(name, sampler):
@@ -234,8 +242,10 @@ def run(name, sampler):
         if sampler == "SGHMC":
             options["step"], row = make(SGHMC, own)
             clock.end("set-up")
-        elif sampler == "nutpie":
+        if sampler == "nutpie":
             options["nuts_sampler"] = "nutpie"
+        else:
+            options["callback"] = clock.note_draw
         idata = pm.sample(
             DRAWS, tune=TUNE, chains=CHAINS, cores=CHAINS, random_seed=1, progressbar=False,
             compute_convergence_checks=False, **options,
@@ -249,6 +259,7 @@ def run(name, sampler):
     before = [sum(part[k] for p, part in clock.parts.items() if p != "pm.sample") for k in (0, 1)]
     return row | {
         "seconds": clock.parts, "functions": len(compiled), "least ESS": least,
+        "first draw": clock.first_draw,
         "to 400, wall": before[0] + wall * share, "to 400, CPU": before[1] + used * share,
     }  # fmt: skip
 
@@ -338,6 +349,10 @@ def main():
     if args.markdown:
         titles = ["", "to 400, wall", "to 400, CPU", "compiling", "passes", "least ESS"]
         table = [[key, *(row.get(title) for title in titles[1:])] for key, row in rows.items()]
+        titles += ["step, CPU", "first draw, CPU"]
+        for cells, row in zip(table, rows.values(), strict=True):
+            made = row.get("seconds", {}).get("set-up")
+            cells += [part and part[1] for part in (made, row.get("first draw"))]
         print(report.markdown_table(titles, table))
         print(report.note(result))
 
