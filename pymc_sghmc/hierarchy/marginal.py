@@ -210,7 +210,7 @@ class Marginal(Rewrite):
     def __init__(
         self, rows: ClusteredRows, likelihood: int, clusters: Clusters, d: int, recover: bool
     ) -> None:
-        self.graph = MarginalGraph(rows)
+        self.graph = MarginalGraph(rows, d)
         self.follows = self.graph.follows
         self.likelihood = likelihood
         self.clusters = clusters

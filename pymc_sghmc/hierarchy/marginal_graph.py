@@ -31,6 +31,8 @@ class MarginalGraph:
     Parameters
     ----------
     rows : ClusteredRows
+    d : int
+        Length of a position.
 
     Attributes
     ----------
@@ -46,16 +48,17 @@ class MarginalGraph:
         Whether sites are in the unit in which rows see coefficients.
     """
 
-    def __init__(self, rows: ClusteredRows) -> None:
+    def __init__(self, rows: ClusteredRows, d: int) -> None:
         self.rows = rows
         self.k = rows.size
         self.clusters = Clusters(*[pt.lvector(name) for name in Clusters._fields])
         self.table = pt.dmatrix("sites")
-        self.slopes = pt.dmatrix("slopes")
-        self.reference = pt.dvector("reference")
+        # lengths that are known need no check, for whose message Numba takes a second
+        self.slopes = pt.matrix("slopes", dtype="float64", shape=(None, self.k * d))
+        self.reference = pt.vector("reference", dtype="float64", shape=(d,))
         self.nodes = pt.dmatrix("nodes")
         self.log_weights = pt.dvector("log_weights")
-        self.shift = pt.dvector("shift")
+        self.shift = pt.vector("shift", dtype="float64", shape=(d,))
         self.follows = rows.n_seen == self.k
 
     def shift_from(self, position: TensorVariable) -> TensorVariable:
@@ -84,7 +87,9 @@ class MarginalGraph:
         coefficients = pt.matrix(dtype=nodes.dtype, shape=(None, self.k))
         prior = vectorize_graph(self.rows.prior(coefficients, groups), {coefficients: nodes})
         of_rows = self.rows.rows(coefficients, groups[local])
-        of_rows = vectorize_graph(of_rows, {coefficients: nodes[:, local]})
+        # on the first axis rows are taken as those of data are, which compiles in a tenth
+        of_nodes = nodes.swapaxes(0, 1)[local].swapaxes(0, 1)
+        of_rows = vectorize_graph(of_rows, {coefficients: of_nodes})
         of_clusters = _summed(of_rows.T, local, index.shape[0])
         integral = pt.logsumexp((of_clusters + prior.T) + self.log_weights, axis=1) + log_volume
         return integral, {nodes: placed[0], log_volume: placed[1]}
@@ -136,7 +141,7 @@ class MarginalGraph:
         precision, linear = self.rows.prior_gaussian(groups, n)
         place = pt.minimum(index, self.table.shape[0] - 1)
         site = self.table[place]
-        d = self.shift.shape[0]
+        d = self.shift.type.shape[0]
         moved = (self.slopes[place].reshape((n, self.k, d)) * self.shift).sum(axis=-1)
         b = [site[:, i] + moved[:, i] for i in k]
         columns = iter(range(self.k, self.k + self.k * (self.k + 1) // 2))

@@ -15,6 +15,7 @@ from pymc.pytensorf import compile
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.loops.backends import CompiledStep, fastest_mode, is_numba, loop_around
 from pymc_sghmc.loops.normals import MANY, standard_normals
+from pymc_sghmc.loops.numba_operations import with_quick_operations
 from pymc_sghmc.loops.numpy_mode import without_traces
 from pymc_sghmc.loops.tracing import NotTraceable, coordinate_arrays, traced_step
 from pymc_sghmc.protocols import Array, Generator, Minibatches, Target, Update
@@ -108,6 +109,7 @@ class InnerLoop:
         mode = fastest_mode(compile_kwargs.get("mode"))
         if is_numba(mode):
             traced = traced.with_fetched_rows(self.dtype)
+            mode = with_quick_operations(mode)
         self.n_normals = traced.n_normals
         self.has_logp = traced.has_logp
         options = {"on_unused_input": "ignore", **compile_kwargs, "mode": mode}
