@@ -321,7 +321,7 @@ def operator_of(product: Callable[[Array], Array], d: int) -> Any:
     def finite_product(z: Array) -> Array:
         found = product(np.ravel(z))
         if not np.isfinite(found).all():
-            raise FloatingPointError("a product with a vector isn't finite")
+            raise FloatingPointError("not finite")
         return found
 
     return LinearOperator((d, d), matvec=finite_product, dtype=float)

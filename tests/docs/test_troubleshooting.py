@@ -27,7 +27,6 @@ INTERNAL = {
     "a stored state has a": "part of the message on a damaged file",
     "can't be stored": "part of the message on a state that can't be stored",
     "def inner_loop state normals": "source code that Numba compiles",
-    "a product with a vector is": "caught: the curvature is not known there",
     "choosing how far effects are centred": "a phase of set-up, which is shown",
     "fitting a Gaussian to the posterior": "a phase of set-up, which is shown",
     "measuring the noise of gradients": "a phase of set-up, which is shown",
