@@ -24,7 +24,7 @@ from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sghmc.compat import ancestors, toposort
-from pymc_sghmc.models.graphs import is_fixed, substituted
+from pymc_sghmc.models.graphs import array_of, is_fixed, substituted
 
 __all__ = ["without_known_checks"]
 
@@ -92,7 +92,7 @@ def _holds_of_sums(condition: Variable) -> bool:
     if not ones:
         return False
     [of_ones] = substituted([condition], ones)
-    return is_fixed(of_ones) and bool(np.all(of_ones.eval(mode="FAST_COMPILE")))
+    return is_fixed(of_ones) and bool(np.all(array_of(of_ones)))
 
 
 def _is_sum_of_softmax(node: Apply) -> bool:

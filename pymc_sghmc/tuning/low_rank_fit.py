@@ -89,6 +89,8 @@ def _rescaled(
         values, vectors = eigsh(inside, k=k, which="BE", tol=0.05, ncv=4 * k, **first_vector(d))
     except (ArpackError, FloatingPointError):
         return None
+    if not np.isfinite(values).all():
+        return None
     return LowRank.of(scales, vectors.T, np.maximum(np.abs(values), FLAT**2) ** -0.5 - 1)
 
 

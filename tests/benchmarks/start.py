@@ -347,13 +347,13 @@ def main():
     result = {"benchmark": "start", "rows": rows, **report.closing(machine, *packages)}
     report.print_json(result)
     if args.markdown:
-        titles = ["", "to 400, wall", "to 400, CPU", "compiling", "passes", "least ESS"]
-        table = [[key, *(row.get(title) for title in titles[1:])] for key, row in rows.items()]
-        titles += ["step, CPU", "first draw, CPU"]
-        for cells, row in zip(table, rows.values(), strict=True):
+        titles = ["to 400, wall", "to 400, CPU", "compiling", "passes", "least ESS"]
+        table = []
+        for key, row in rows.items():
             made = row.get("seconds", {}).get("set-up")
-            cells += [part and part[1] for part in (made, row.get("first draw"))]
-        print(report.markdown_table(titles, table))
+            cpu_seconds = [part and part[1] for part in (made, row.get("first draw"))]
+            table.append([key, *map(row.get, titles), *cpu_seconds])
+        print(report.markdown_table(["", *titles, "step, CPU", "first draw, CPU"], table))
         print(report.note(result))
 
 
