@@ -14,7 +14,7 @@ import numpy as np
 
 from scipy.sparse import bsr_array, coo_array, csr_array, issparse
 
-from pymc_sghmc.gradients.metric import LowRank, Metric
+from pymc_sghmc.gradients.metric import Dense, Metric
 from pymc_sghmc.protocols import Array
 
 __all__ = ["Jacobian", "Zetas", "columns_of", "jacobian"]
@@ -145,7 +145,7 @@ class Jacobian:
 
     def _has_few_directions(self, coordinates: Metric) -> bool:
         """Whether the work grows with what J holds, and not with d²."""
-        return self.is_sparse and isinstance(coordinates, LowRank)
+        return self.is_sparse and not isinstance(coordinates, Dense)
 
 
 def jacobian(

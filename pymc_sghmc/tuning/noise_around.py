@@ -3,6 +3,7 @@
 Knows gradients and fits, no samplers.
 """
 
+import itertools
 import math
 
 from collections.abc import Sequence
@@ -171,47 +172,83 @@ def noise_of_far_effects(second: Any, fit: GaussianFit) -> FarNoise:
     for place in second.density.group_coefficients.values():
         is_effect[place] = True
     columns = [c for c in columns_of(second.derivatives.shapes) if is_effect[c].all()]
-    found = [_noise_along(second, fit, column, sign) for column in columns for sign in (1.0, -1.0)]
+    ways = [_way_out(second, fit, column, sign) for column in columns for sign in (1.0, -1.0)]
+    ends = [end for way in ways for end in way.ends]
+    variances = iter(_finite_variances(second, ends, fit.metric.diagonal()))
+    found = [_noise_along(way, [next(variances) for _ in way.ends]) for way in ways]
     return FarNoise(
-        largest=max((noise.largest for noise in found), default=0.0),
-        passes=sum(noise.passes for noise in found),
+        largest=max(found, default=0.0), passes=len(ends) * (1 + second.noise_share)
     )
 
 
-def _noise_along(second: Any, fit: GaussianFit, column: Array, sign: float) -> FarNoise:
-    """See `noise_of_far_effects`: of the entries of one column, all moved to the same side."""
+class _WayOut(NamedTuple):
+    """Places along the entries of one column, all moved to the same side, as far as chains come."""
+
+    column: Array
+    ends: list[Array]
+    forces: list[Array]  # back to the mean, of each entry
+
+
+def _way_out(second: Any, fit: GaussianFit, column: Array, sign: float) -> _WayOut:
+    """Go out until log p has fallen too far for a chain to come there, by any entry."""
     scales = fit.metric.diagonal()
     shift = np.zeros(fit.mean.size)
     shift[column] = sign
-    passes = reached = 0.0
+    way = _WayOut(column, [], [])
+    reached = 0.0
     force = fall = np.zeros(column.size)
-    forces = []
-    variances = []
     for far in FAR_EFFECTS:
         end = (fit.mean + far * scales.to_theta(shift)).astype(second.density.dtype)
         with np.errstate(all="ignore"):
             slope = scales.pull_back(second.passes.log_density(end)[1])
-        passes += 1
         before, force = force, -sign * slope[column]
         fall = fall + (far - reached) * (before + force) / 2
         reached = far
-        try:
-            [variance] = _second_order_variances(second, [end], scales)
-        except NonFinite:  # farther than chains come, unless it is the first
-            break
-        passes += second.noise_share
-        forces.append(np.nan_to_num(force, nan=0.0, posinf=STEEPEST))
-        variances.append(variance[column])
+        way.ends.append(end)
+        way.forces.append(np.nan_to_num(force, nan=0.0, posinf=STEEPEST))
         if not (fall < LEAST_DENSITY).any():  # nor where it is no number
             break
-    if not forces:
-        return FarNoise(math.inf, passes)
-    distances = np.array(FAR_EFFECTS[: len(forces)])
+    return way
+
+
+def _noise_along(way: _WayOut, variances: Sequence[Array | None]) -> float:
+    """See `noise_of_far_effects`.
+
+    Parameters
+    ----------
+    way : _WayOut
+    variances : list of array of shape (d,)
+        At each of its ends; the first None is farther than chains come.
+    """
+    known = list(itertools.takewhile(lambda variance: variance is not None, variances))
+    if not known:
+        return math.inf
+    noise = np.array([variance[way.column] for variance in known])
+    forces = np.array(way.forces[: len(known)])
+    distances = np.array(FAR_EFFECTS[: len(known)])
     # of thousands of entries, those that are the noisiest anywhere
-    back = np.fmax(distances[:, None] * np.array(forces), np.finfo(float).tiny)
-    worst = np.argsort(-(np.array(variances) / back).max(axis=0), kind="stable")[:MOST_ENTRIES]
-    bearable = bearable_noise(distances, np.array(forces)[:, worst], np.array(variances)[:, worst])
-    return FarNoise(float((1 / bearable).max()), passes)
+    back = np.fmax(distances[:, None] * forces, np.finfo(float).tiny)
+    worst = np.argsort(-(noise / back).max(axis=0), kind="stable")[:MOST_ENTRIES]
+    bearable = bearable_noise(distances, forces[:, worst], noise[:, worst])
+    return float((1 / bearable).max())
+
+
+def _finite_variances(
+    second: Any, points: Sequence[Array], coordinates: Metric
+) -> list[Array | None]:
+    """Diagonal of V at each point, (d,); None where it isn't finite."""
+    try:
+        return list(_second_order_variances(second, points, coordinates))
+    except NonFinite:
+        return [_finite_variance(second, point, coordinates) for point in points]
+
+
+def _finite_variance(second: Any, point: Array, coordinates: Metric) -> Array | None:
+    try:
+        [variance] = _second_order_variances(second, [point], coordinates)
+    except NonFinite:
+        return None
+    return variance
 
 
 def bearable_noise(distances: Array, forces: Array, variances: Array) -> Array:

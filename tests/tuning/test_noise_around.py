@@ -72,18 +72,20 @@ def test_far_places_where_nothing_is_finite_end_the_search(n_finite, monkeypatch
     second = step.tuner.gradients[2]
     fit = step.tuner.setup.fit
     second.set_centre(fit.mean, fit.metric)
-    calls = []
     variances = noise_around._second_order_variances
+    column = max(noise_around.columns_of(second.derivatives.shapes), key=len)
+    scales = fit.metric.diagonal()
 
-    def overflowing(*args):
-        calls.append(args)
-        if len(calls) > n_finite:
+    def overflowing(second, points, coordinates):
+        """Variances within some distances of the mean."""
+        far = [np.abs((point - fit.mean) / scales.scales).max() for point in points]
+        if max(far) > n_finite * 1.01 * noise_around.FAR_EFFECTS[0]:
             raise NonFinite(fit.mean, fit.mean, np.nan)
-        return variances(*args)
+        return variances(second, points, coordinates)
 
     monkeypatch.setattr(noise_around, "_second_order_variances", overflowing)
-    [column, *_] = [c for c in noise_around.columns_of(second.derivatives.shapes) if c.size > 1]
-    largest = noise_around._noise_along(second, fit, column, 1.0).largest
+    largest = noise_of_far_effects(second, fit).largest
+    assert len(noise_around._way_out(second, fit, column, 1.0).ends) > n_finite
     assert (largest == np.inf) == (n_finite == 0)
 
 
