@@ -35,6 +35,7 @@ BLOCK_BYTES = 2**25  # of Jacobians, and of what is known at all points, at a ti
 #   of it two threads, which wait for each other between short operations, are no faster than one.
 ALONE_BYTES = 2**23  # where there is one thread, as on a worker: they stay in the cache
 PER_ROW = 200  # numbers of the latter for each in ζ
+SEEN = 64  # parameters, at most, that a row sees where it sees few of thousands
 CHECKED_ROWS = 100  # at two points
 TOLERANCE = 1e-9  # of eigenvalues that count as zero in a regression
 
@@ -316,7 +317,7 @@ def jacobian_blocks(
     gradient: "SecondOrder", data: Rows, chunks: Iterable[Chunk]
 ) -> Iterator[ChunkInputs]:
     """Cut chunks of rows into blocks, each small enough for its Jacobians."""
-    d = gradient.density.d
+    d = SEEN if gradient.has_sparse_hessian else gradient.density.d
     block_bytes = ALONE_BYTES if data.threads == 1 else BLOCK_BYTES
     most_rows = [max(16, block_bytes // (8 * q.m * (d + PER_ROW))) for q in gradient.quadratics]
     blocks = (
