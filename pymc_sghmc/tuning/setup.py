@@ -14,6 +14,7 @@ import numpy as np
 
 from scipy.linalg import solve_triangular
 
+from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.metric import (
     Array,
     Dense,
@@ -254,36 +255,23 @@ def _measured(
     Those of second order are given up with more noise than ``most_far_noise`` at 2 sds.
     """
     first, second = expansions
-    if second is not None and not second.is_right(fit.mean, fit.metric):
-        _log.warning(
-            "Second-order control variates don't agree with the gradient of this model, so that "
-            "those of first order take their place. Please report the model."
-        )
-        second = None
-    passes = 0.0
-    near_by = None
-    far = np.inf
     density = gradient.density
     has_scales = isinstance(fit.metric, Dense) and not density.group_coefficients
     skewed = far_out(gradient.passes, fit, density.transformed if has_scales else [])
+    passes = 0.0
+    near_by = None
+    far = np.inf
     limit = MAX_LEARNING_RATE
+    noise = None
     if second is not None:
-        noise = _around_centre(second, fit, metric, temperature)
-        near_by = noise.near
-        limit = noise.limit
+        noise = _noise_of_second(second, fit, metric, temperature, skewed)
+    if noise is not None:
         passes += noise.passes
-        far = float(noise.far.max())
-        far = max(far, MOST_FAR_NOISE * noise_at_edges(second, fit, metric, skewed.edges))
-        passes += len(skewed.edges) * second.noise_share
-        if density.has_long_tails:
-            far = max(far, MOST_FAR_NOISE * noise_at_edge(second, fit, metric))
-        elif density.group_coefficients:
-            of_effects = noise_of_far_effects(second, fit)
-            far = max(far, MOST_FAR_NOISE * of_effects.largest)
-            passes += of_effects.passes
-        if not far <= most_far_noise:
-            second = None
-            near_by = None
+        limit = noise.limit
+        far = noise.far
+        near_by = noise.near if far <= most_far_noise else None
+    if near_by is None:
+        second = None
     of_first = None
     if first is not None and second is None:
         gradient.data.enlarge_pool()
@@ -304,6 +292,44 @@ def _measured(
         passes=passes,
         far_out=skewed,
     )
+
+
+class _NoiseOfSecond(NamedTuple):
+    """Noise of second-order control variates around a fit."""
+
+    near: Array
+    far: float  # the largest at 2 sds, or what is as unsafe
+    limit: float  # of the learning rate
+    passes: float
+
+
+def _noise_of_second(
+    second: Any, fit: GaussianFit, metric: Metric, temperature: float, skewed: FarOut
+) -> _NoiseOfSecond | None:
+    """Give them their reference point and measure their noise.
+
+    None where they are wrong, or derivatives can't be found: they are of no use then.
+    """
+    try:
+        if not second.is_right(fit.mean, fit.metric):
+            _log.warning(
+                "Second-order control variates don't agree with the gradient of this model, so "
+                "that those of first order take their place. Please report the model."
+            )
+            return None
+        noise = _around_centre(second, fit, metric, temperature)
+        at_edges = noise_at_edges(second, fit, metric, skewed.edges)
+    except NonFinite:
+        return None
+    passes = noise.passes + len(skewed.edges) * second.noise_share
+    far = max(float(noise.far.max()), MOST_FAR_NOISE * at_edges)
+    if second.density.has_long_tails:
+        far = max(far, MOST_FAR_NOISE * noise_at_edge(second, fit, metric))
+    elif second.density.group_coefficients:
+        of_effects = noise_of_far_effects(second, fit)
+        far = max(far, MOST_FAR_NOISE * of_effects.largest)
+        passes += of_effects.passes
+    return _NoiseOfSecond(near=noise.near, far=far, limit=noise.limit, passes=passes)
 
 
 def _around_centre(

@@ -10,6 +10,7 @@ from scipy.integrate import quad
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.exceptions import NonFinite
+from pymc_sghmc.gradients.row_coordinates import RowCoordinates
 from pymc_sghmc.tuning import noise_around
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.noise_around import (
@@ -87,6 +88,20 @@ def test_far_places_where_nothing_is_finite_end_the_search(n_finite, monkeypatch
     largest = noise_of_far_effects(second, fit).largest
     assert len(noise_around._way_out(second, fit, column, 1.0).ends) > n_finite
     assert (largest == np.inf) == (n_finite == 0)
+
+
+def test_where_derivatives_cannot_be_found_first_order_serves(monkeypatch):
+    """Those of the coordinates in which rows are linear; the run ended with an error."""
+
+    def nowhere(self, position, density, data):
+        raise NonFinite(position, position, np.nan)
+
+    monkeypatch.setattr(RowCoordinates, "derivatives", nowhere)
+    with without_events("Normal", 0):
+        step = SGHMC(batch_size=600, compile_kwargs=FAST)
+    noise = step.tuner.setup.noise
+    assert noise.second_order is None
+    assert np.isfinite(noise.first_order).all()
 
 
 @pytest.mark.slow
