@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from closed_forms import inflation
 from stationary import baoab_map, sghmc_map, sgld_map, stationary_covariance
 
-from pymc_sghmc.tuning.budget import critical_friction
+from pymc_sghmc.tuning.budget import WIDER, critical_friction
 
 ONE = np.eye(1)
 
@@ -205,6 +205,12 @@ def print_figures_of_baoab():
         S, _ = sghmc(eta=eta, alpha=alpha)
         R, steps = baoab(eta=eta, alpha=alpha)
         print(f"  {eta}, α = {alpha:.3f} -> {S[0, 0]:.4f}, {R[0, 0]:.4f}, {steps:.1f}")
+
+    print("BAOAB, η = 0.25: α -> steps per effective draw in a direction, and in one twice as wide")
+    for curvature in (1.0, 1 / WIDER):
+        alpha = critical_friction(0.25, curvature)
+        steps = [baoab(eta=eta, alpha=alpha)[1] for eta in (0.25, 0.25 / 4)]
+        print(f"  {alpha:.3f} -> {steps[0]:.1f}, {steps[1]:.1f}")
 
     print("SGLD at the bias budget of 5 %, no gradient noise: η, steps per effective draw")
     eta = 0.1 / 1.05

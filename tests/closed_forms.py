@@ -6,7 +6,14 @@ An oracle for what `tuning.linear_step` computes from the rules; `docs/check_for
 
 import numpy as np
 
-from pymc_sghmc.tuning.budget import critical_friction, largest_learning_rate, smallest_friction
+from pymc_sghmc.tuning.budget import (
+    WIDER,
+    critical_friction,
+    largest_learning_rate,
+    lowered_friction,
+    smallest_friction,
+)
+from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 
 INTEGRATORS = ("euler", "baoab", "sgld")
 
@@ -57,6 +64,10 @@ def choose(
 
     if eta is None:
         eta = largest_learning_rate(lambda eta: bias(eta, least(eta)), budget, limit / stiffness)
+    wide = stiffness / WIDER if limit <= MAX_LEARNING_RATE else stiffness
+    slowest = min(slowness, wide)
     if integrator != "sgld" and friction is None:
-        alpha = smallest_friction(lambda alpha: bias(eta, alpha), budget, least(eta))
-    return eta, alpha, bias(eta, alpha), relaxation(integrator, eta, alpha, slowness)
+        usual = smallest_friction(lambda alpha: bias(eta, alpha), budget, least(eta))
+        lower = max(critical_friction(eta, slowest), least_friction)
+        alpha = lowered_friction(lambda alpha: bias(eta, alpha), budget, lower, usual)
+    return eta, alpha, bias(eta, alpha), relaxation(integrator, eta, alpha, slowest)

@@ -106,8 +106,9 @@ class SGHMC(StochasticGradientStep):
     friction : "auto" or float, default "auto"
         α in (0, 1], the part of its momentum that the chain loses in an inner step; 1 − α is the
         momentum term of stochastic gradient descent. "auto" lets the slowest direction of the
-        posterior forget its past fastest: 1 − exp(−2√(ηh)) at the smallest curvature h. It takes
-        more if a given learning rate needs it to keep ``target_bias``. The paper uses 0.01 to 0.1.
+        posterior forget its past fastest: 1 − exp(−2√(ηh)) at the smallest curvature h, and less
+        where directions may be wider far out and noise allows it. It takes more if a given
+        learning rate needs it to keep ``target_bias``. The paper uses 0.01 to 0.1.
         At α = 1 every step has new momentum.
     noise_estimate : "auto", None, float, array of shape (d,), "diag" or "full", default "auto"
         β̂ = ½ηV̂, how much of the noise that the friction calls for comes from the gradient

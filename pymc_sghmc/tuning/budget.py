@@ -28,6 +28,7 @@ __all__ = [
     "critical_friction",
     "inner_steps",
     "largest_learning_rate",
+    "lowered_friction",
     "score",
     "smallest_friction",
     "work_of_step",
@@ -48,6 +49,8 @@ MANY = 1000  # directions, of which the noisiest can't be told
 ALL = 1 - 1e-9  # the largest contraction of a step that has a logarithm
 RELAXED = 4.0  # relaxation times after which the next draw hardly depends on this one
 MIN_FRICTION = 0.01  # the least that Chen et al. use
+WIDER = 4.0  # times the variance that a fit promises, for which friction is critical where the
+#   curvature may change: far out along a scale its effects are as much wider
 
 
 def critical_friction(eta: float, curvature: float = 1.0) -> float:
@@ -85,6 +88,17 @@ def smallest_friction(bias: Callable[[float], float], budget: float, lower: floa
     return brentq(lambda alpha: bias(alpha) - budget, lower, 1.0)
 
 
+def lowered_friction(
+    bias: Callable[[float], float], budget: float, lower: float, upper: float
+) -> float:
+    """Smallest α from ``lower`` to ``upper`` with ``bias(α)`` in the budget, or ``upper``."""
+    if lower >= upper or bias(upper) >= budget * (1 - 1e-9):  # the search for η has spent it
+        return upper
+    if bias(lower) <= budget:
+        return lower
+    return brentq(lambda alpha: bias(alpha) - budget, lower, upper)
+
+
 def worst_noise(tuning: ChainTuning) -> float:
     """Noise in the noisiest direction; of thousands, each measured roughly, it is their mean.
 
@@ -107,6 +121,10 @@ def choose(
     least_friction: float = 0.0,
 ) -> ChainTuning:
     """Choose the largest η and critical α, or the given ones, with a predicted bias in the budget.
+
+    Where the curvature isn't known to be alike wherever chains come, α is critical for directions
+    that are wider than the fit promises, as far as the budget allows. A chain with more friction
+    than that takes far longer in them, and one with less at most twice as long in all others.
 
     Free are η where no ``learning_rate`` is given, and α where ``rule.update`` takes a friction and
     none is given. Where η is given, α is raised for the budget's sake.
@@ -131,7 +149,7 @@ def choose(
     -------
     ChainTuning
         With η, α (as it was for a rule without friction), the predicted bias in the direction of
-        the largest curvature and the contraction in that of the smallest.
+        the largest curvature and the contraction in that of the smallest, or of wider ones.
     """
     # One thermostat is for all directions, and for all positions: some noise it must miss.
     largest = worst_noise(tuning)
@@ -149,14 +167,19 @@ def choose(
     def least(eta: float) -> float:
         return friction or max(critical_friction(eta, curvature.smallest), least_friction)
 
+    is_known = tuning.limit > MAX_LEARNING_RATE
+    slowest = min(curvature.smallest, curvature.largest / (1.0 if is_known else WIDER))
+
     eta = learning_rate
     if eta is None:
         upper = tuning.limit / curvature.largest
         eta = largest_learning_rate(lambda eta: bias(eta, least(eta)), budget, upper)
     alpha = friction
     if has_friction and friction is None:
-        alpha = smallest_friction(lambda alpha: bias(eta, alpha), budget, least(eta))
-    rate = linear_step.contraction_rate(rule, eta, curvature.smallest, **settings(alpha))
+        usual = smallest_friction(lambda alpha: bias(eta, alpha), budget, least(eta))
+        lower = max(critical_friction(eta, slowest), least_friction)
+        alpha = lowered_friction(lambda alpha: bias(eta, alpha), budget, lower, usual)
+    rate = linear_step.contraction_rate(rule, eta, slowest, **settings(alpha))
     return replace(
         tuning,
         learning_rate=eta,

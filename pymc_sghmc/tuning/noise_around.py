@@ -3,7 +3,6 @@
 Knows gradients and fits, no samplers.
 """
 
-import itertools
 import math
 
 from collections.abc import Sequence
@@ -44,7 +43,7 @@ N_GROWTH = 2  # ... that tell how much the curvature changes
 EDGE = 4.0  # sds along each parameter, and variance of second-order noise of clusters
 MOST_AT_EDGE = 0.5
 FAR_EFFECTS = 2.0, 4.0, 6.0, 8.0, 16.0, 32.0  # sds along the effects of a level
-HEAT = 0.6  # of ηV, by which a chain is hotter at critical friction
+HEAT = 1.0  # of ηV, by which a chain is hotter with the least friction that is chosen
 MOST_EXCESS = 0.02  # of the variance of an effect, by its tail on one side
 MOST_ENTRIES = 100  # of effects whose tails are summed up
 POINTS_A_SD = 10
@@ -138,7 +137,7 @@ def noise_at_edge(second: Any, fit: GaussianFit, metric: Metric) -> float:
 def noise_at_edges(second: Any, fit: GaussianFit, metric: Metric, edges: Sequence[Edge]) -> float:
     """Largest noise at the edges of skewed parameters, over what is safe there.
 
-    A chain x sds out comes back if ηV/α < 2xF, F the force. As a rule η/α is 0.4; beyond the edge V
+    A chain x sds out comes back if ηV/α < 2xF, F the force. As a rule η/α is 0.6; beyond the edge V
     grows faster than F. So V < xF is safe.
 
     Parameters
@@ -176,9 +175,7 @@ def noise_of_far_effects(second: Any, fit: GaussianFit) -> FarNoise:
     ends = [end for way in ways for end in way.ends]
     variances = iter(_finite_variances(second, ends, fit.metric.diagonal()))
     found = [_noise_along(way, [next(variances) for _ in way.ends]) for way in ways]
-    return FarNoise(
-        largest=max(found, default=0.0), passes=len(ends) * (1 + second.noise_share)
-    )
+    return FarNoise(largest=max(found, default=0.0), passes=len(ends) * (1 + second.noise_share))
 
 
 class _WayOut(NamedTuple):
@@ -220,10 +217,14 @@ def _noise_along(way: _WayOut, variances: Sequence[Array | None]) -> float:
     variances : list of array of shape (d,)
         At each of its ends; the first None is farther than chains come.
     """
-    known = list(itertools.takewhile(lambda variance: variance is not None, variances))
+    known: list[Array] = []
+    for variance in variances:
+        if variance is None:
+            break
+        known.append(variance[way.column])
     if not known:
         return math.inf
-    noise = np.array([variance[way.column] for variance in known])
+    noise = np.array(known)
     forces = np.array(way.forces[: len(known)])
     distances = np.array(FAR_EFFECTS[: len(known)])
     # of thousands of entries, those that are the noisiest anywhere

@@ -12,7 +12,7 @@ from stationary import H, NoisyLinear, Script, V
 from thermostats import EULER_THERMOSTAT
 
 from pymc_sghmc.samplers import baoab, sghmc, sgnht
-from pymc_sghmc.tuning.budget import choose, critical_friction
+from pymc_sghmc.tuning.budget import WIDER, choose, critical_friction
 from pymc_sghmc.tuning.chain_tuning import ChainTuning
 from pymc_sghmc.tuning.curvature import Curvature
 from pymc_sghmc.tuning.linear_step import (
@@ -306,7 +306,7 @@ FIELDS = [("position", 1), ("momentum", 1), ("thermostat", 0)]
 def test_settings_are_found_for_it():
     quiet = choose(RULE, tuning(0.0), noise=0.0, curvature=Curvature(1.0, 1.0), budget=0.05)
     assert quiet.learning_rate == 0.25
-    assert quiet.friction == critical_friction(0.25)
+    assert quiet.friction == critical_friction(0.25, 1 / WIDER)
     assert abs(quiet.bias) < 1e-12
     loud = choose(RULE, tuning(10.0), noise=10.0, curvature=Curvature(1.0, 1.0), budget=0.05)
     assert loud.bias == pytest.approx(0.05, rel=1e-6)
@@ -316,7 +316,8 @@ def test_settings_are_found_for_it():
     other = choose(plain, tuning(10.0), noise=10.0, curvature=Curvature(1.0, 1.0), budget=0.05)
     assert loud.learning_rate > 10 * other.learning_rate
     assert loud.rate == pytest.approx(
-        contraction_rate(RULE, loud.learning_rate, 1.0, 7.5, friction=loud.friction), rel=1e-9
+        contraction_rate(RULE, loud.learning_rate, 1 / WIDER, 7.5, friction=loud.friction),
+        rel=1e-9,
     )
 
 

@@ -272,7 +272,14 @@ def test_chains_start_where_the_tuner_says(model, monkeypatch):
 
 def test_given_learning_rate_starts_where_pymc_says(model):
     step = started(
-        SGHMC(batch_size=20, learning_rate=1e-14, n_steps=1, model=model, compile_kwargs=FAST)
+        SGHMC(
+            batch_size=20,
+            gradient="plain",
+            learning_rate=1e-14,
+            n_steps=1,
+            model=model,
+            compile_kwargs=FAST,
+        )
     )
     [position], _, _ = run_chain(step, model.initial_point(), 1)
     np.testing.assert_allclose(position, [0, 0, model.initial_point()["sigma_log__"]], atol=1e-5)
