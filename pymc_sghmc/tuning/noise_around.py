@@ -21,6 +21,8 @@ from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.gaussianity import Edge
 
 __all__ = [
+    "HEAT",
+    "HEAT_OF_LESS",
     "N_SIGNED",
     "SecondOrderNoise",
     "bearable_noise",
@@ -43,7 +45,8 @@ N_GROWTH = 2  # ... that tell how much the curvature changes
 EDGE = 4.0  # sds along each parameter, and variance of second-order noise of clusters
 MOST_AT_EDGE = 0.5
 FAR_EFFECTS = 2.0, 4.0, 6.0, 8.0, 16.0, 32.0  # sds along the effects of a level
-HEAT = 1.0  # of ηV, by which a chain is hotter with the least friction that is chosen
+HEAT = 0.6  # of ηV, by which a chain is hotter at critical friction, ...
+HEAT_OF_LESS = 1.0  # ... and with the lower one that is chosen where the curvature may change
 MOST_EXCESS = 0.02  # of the variance of an effect, by its tail on one side
 MOST_ENTRIES = 100  # of effects whose tails are summed up
 POINTS_A_SD = 10
@@ -159,11 +162,11 @@ def noise_at_edges(second: Any, fit: GaussianFit, metric: Metric, edges: Sequenc
     return float(np.max(np.divide(along, back)))
 
 
-def noise_of_far_effects(second: Any, fit: GaussianFit) -> FarNoise:
+def noise_of_far_effects(second: Any, fit: GaussianFit, heat: float = HEAT) -> FarNoise:
     """Noise of effects far out, over that with which their tails are still right.
 
     Quadratic functions beside rows are noisier the farther an effect is out: with a variance V of
-    the force a chain has the temperature 1 + cηV there, and comes the farther out. One that few
+    the force a chain has the temperature 1 + heat·ηV there, and comes the farther out. One that few
     rows know of, or a group without a single event, has a force that doesn't grow as fast. Only
     places that a chain may reach count, by how far log p has fallen on the way.
     """
@@ -174,7 +177,7 @@ def noise_of_far_effects(second: Any, fit: GaussianFit) -> FarNoise:
     ways = [_way_out(second, fit, column, sign) for column in columns for sign in (1.0, -1.0)]
     ends = [end for way in ways for end in way.ends]
     variances = iter(_finite_variances(second, ends, fit.metric.diagonal()))
-    found = [_noise_along(way, [next(variances) for _ in way.ends]) for way in ways]
+    found = [_noise_along(way, [next(variances) for _ in way.ends], heat) for way in ways]
     return FarNoise(largest=max(found, default=0.0), passes=len(ends) * (1 + second.noise_share))
 
 
@@ -208,7 +211,7 @@ def _way_out(second: Any, fit: GaussianFit, column: Array, sign: float) -> _WayO
     return way
 
 
-def _noise_along(way: _WayOut, variances: Sequence[Array | None]) -> float:
+def _noise_along(way: _WayOut, variances: Sequence[Array | None], heat: float) -> float:
     """See `noise_of_far_effects`.
 
     Parameters
@@ -216,6 +219,8 @@ def _noise_along(way: _WayOut, variances: Sequence[Array | None]) -> float:
     way : _WayOut
     variances : list of array of shape (d,)
         At each of its ends; the first None is farther than chains come.
+    heat : float
+        Of ηV.
     """
     known: list[Array] = []
     for variance in variances:
@@ -230,7 +235,7 @@ def _noise_along(way: _WayOut, variances: Sequence[Array | None]) -> float:
     # of thousands of entries, those that are the noisiest anywhere
     back = np.fmax(distances[:, None] * forces, np.finfo(float).tiny)
     worst = np.argsort(-(noise / back).max(axis=0), kind="stable")[:MOST_ENTRIES]
-    bearable = bearable_noise(distances, forces[:, worst], noise[:, worst])
+    bearable = bearable_noise(distances, forces[:, worst], noise[:, worst], heat)
     return float((1 / bearable).max())
 
 
@@ -252,7 +257,7 @@ def _finite_variance(second: Any, point: Array, coordinates: Metric) -> Array | 
     return variance
 
 
-def bearable_noise(distances: Array, forces: Array, variances: Array) -> Array:
+def bearable_noise(distances: Array, forces: Array, variances: Array, heat: float = HEAT) -> Array:
     """How many times as large noise may be until a tail makes an effect's variance too large.
 
     A chain in a force F with the temperature T has a density whose logarithm falls by ∫ F/T.
@@ -265,6 +270,8 @@ def bearable_noise(distances: Array, forces: Array, variances: Array) -> Array:
         Back to the mean there, of each effect.
     variances : array of shape (k, n)
         Of the noise of the force.
+    heat : float
+        Of ηV, by which the chain is hotter.
 
     Returns
     -------
@@ -279,13 +286,13 @@ def bearable_noise(distances: Array, forces: Array, variances: Array) -> Array:
         for F, V in columns
     ]
     F = np.maximum([force for force, _ in along], 0.0)  # (n, points)
-    heat = HEAT * MAX_LEARNING_RATE * np.array([V for _, V in along])
+    excess_heat = heat * MAX_LEARNING_RATE * np.array([V for _, V in along])
     right = _square(x, F, np.ones_like(F))
     lower = np.full(len(F), -LARGEST_MULTIPLE)
     upper = np.full(len(F), LARGEST_MULTIPLE)
     for _ in range(ROUNDS):
         middle = (lower + upper) / 2
-        excess = _square(x, F, 1 + np.exp(middle)[:, None] * heat) - right
+        excess = _square(x, F, 1 + np.exp(middle)[:, None] * excess_heat) - right
         is_bearable = excess <= MOST_EXCESS * math.sqrt(2 * math.pi)
         lower = np.where(is_bearable, middle, lower)
         upper = np.where(is_bearable, upper, middle)

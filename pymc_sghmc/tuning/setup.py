@@ -44,6 +44,8 @@ from pymc_sghmc.tuning.gaussianity import (
     stable_for_effects,
 )
 from pymc_sghmc.tuning.noise_around import (
+    HEAT,
+    HEAT_OF_LESS,
     N_SIGNED,
     SecondOrderNoise,
     is_over_rows,
@@ -326,7 +328,8 @@ def _noise_of_second(
     if second.density.has_long_tails:
         far = max(far, MOST_FAR_NOISE * noise_at_edge(second, fit, metric))
     elif second.density.group_coefficients:
-        of_effects = noise_of_far_effects(second, fit)
+        heat = HEAT if noise.limit > MAX_LEARNING_RATE else HEAT_OF_LESS
+        of_effects = noise_of_far_effects(second, fit, heat)
         far = max(far, MOST_FAR_NOISE * of_effects.largest)
         passes += of_effects.passes
     return _NoiseOfSecond(near=noise.near, far=far, limit=noise.limit, passes=passes)
