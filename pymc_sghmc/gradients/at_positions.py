@@ -19,6 +19,7 @@ def at_positions(
     outputs: Sequence[pt.TensorVariable],
     vectors: Sequence[pt.TensorVariable],
     inputs: Sequence[pt.TensorVariable],
+    is_of_many: bool = True,
 ) -> Callable[..., list[Array]]:
     """Compile f(*vectors, *inputs), each of whose outputs has a leading axis of P.
 
@@ -31,9 +32,14 @@ def at_positions(
         Of each of which there are P, (P, d).
     inputs : list of TensorVariable
         That are the same for all of them; the data and the density's other inputs come after them.
+    is_of_many : bool, default True
+        Whether one call takes all positions, where the graph can be written for them; else there
+        is one for each.
     """
     graph = density.graph
     others = [*inputs, *graph.arrays, *graph.given]
+    if not is_of_many:
+        return _one_by_one(density, outputs, vectors, others)
     of_many = {vector: pt.matrix(vector.name, dtype=vector.dtype) for vector in vectors}
     first, *_ = of_many.values()
     many = []
@@ -45,7 +51,16 @@ def at_positions(
             many.append(new)
         return density.compiled([*of_many.values(), *others], many)
     except (TypeError, ValueError, NotImplementedError):  # an operation that has no such form
-        return _OneByOne(density.compiled([*vectors, *others], outputs), len(vectors))
+        return _one_by_one(density, outputs, vectors, others)
+
+
+def _one_by_one(
+    density: LogDensity,
+    outputs: Sequence[pt.TensorVariable],
+    vectors: Sequence[pt.TensorVariable],
+    others: Sequence[pt.TensorVariable],
+) -> "_OneByOne":
+    return _OneByOne(density.compiled([*vectors, *others], outputs), len(vectors))
 
 
 class _OneByOne:

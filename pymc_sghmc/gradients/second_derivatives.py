@@ -22,6 +22,7 @@ from pymc_sghmc.protocols import Array
 __all__ = ["BLOCK_ROWS", "SecondDerivatives", "second_derivatives"]
 
 BLOCK_ROWS = 10_000  # for which J is found at a time
+MOST_UNKNOWNS = 1000  # of which second derivatives are a matrix
 
 
 class FirstOrder(NamedTuple):
@@ -167,10 +168,15 @@ def second_derivatives(density: LogDensity) -> SecondDerivatives | None:
 def _gradient_without_rows(
     density: LogDensity, coordinates: RowCoordinates
 ) -> Callable[..., list[Array]]:
-    """Compile the gradient of log prior + g·θ at many positions, with a g for each."""
+    """Compile the gradient of log prior + g·θ at many positions, with a g for each.
+
+    With thousands of parameters it is asked for at few positions, as there is no matrix of second
+    derivatives: a function of a single one has a third of the operations.
+    """
     graph = density.graph
     joined = pt.concatenate([g.ravel() for g in graph.model.prior_gradients])
     [of_prior] = graph.at_position([joined])
     g = graph.position.type("slopes_of_rows")
     [of_rows] = coordinates.pulled_back(density, [g])
-    return at_positions(density, [of_prior + of_rows], [graph.position, g], [])
+    is_of_many = density.d <= MOST_UNKNOWNS
+    return at_positions(density, [of_prior + of_rows], [graph.position, g], [], is_of_many)
