@@ -79,12 +79,12 @@ def noise_of(step, chains):
     """What the first set-up found of second order, with the rows that chains had."""
     step.begin_chain(np.random.default_rng(0))
     tuning, setup = step.tuner.prepare(), step.tuner.setup
-    row = {"centre_is_mode": setup.fit.is_mode, "limit": setup.limit}
+    row = {"centre_is_mode": setup.fit.is_mode, "limit": setup.limits.second_order}
     if tuning.order == 2:
         V = float(tuning.noise.max())
-        far = setup.far_noise * V / float(setup.noise.second_order.max() or 1.0)
+        far = setup.noise.second_order_far * V / float(setup.noise.second_order.max() or 1.0)
         row["V"] = rounded(V, far)
-    row["far_at_first"] = rounded(setup.far_noise)[0]  # with the rows it was measured with
+    row["far_at_first"] = rounded(setup.noise.second_order_far)[0]  # with the rows it was measured with
     row["orders"] = counted(chain.order for chain in chains)
     row["rows"] = counted(chain.rows for chain in chains)
     row["learning_rate"] = rounded(*np.quantile([c.learning_rate for c in chains], [0, 1]))
