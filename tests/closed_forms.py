@@ -7,6 +7,7 @@ An oracle for what `tuning.linear_step` computes from the rules; `docs/check_for
 import numpy as np
 
 from pymc_sghmc.tuning.budget import (
+    LITTLE,
     WIDER,
     critical_friction,
     largest_learning_rate,
@@ -69,5 +70,5 @@ def choose(
     if integrator != "sgld" and friction is None:
         usual = smallest_friction(lambda alpha: bias(eta, alpha), budget, least(eta))
         lower = max(critical_friction(eta, slowest), least_friction)
-        alpha = lowered_friction(lambda alpha: bias(eta, alpha), budget, lower, usual)
+        alpha = lowered_friction(lambda alpha: bias(eta, alpha), LITTLE * budget, lower, usual)
     return eta, alpha, bias(eta, alpha), relaxation(integrator, eta, alpha, slowest)

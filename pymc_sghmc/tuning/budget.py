@@ -51,6 +51,7 @@ RELAXED = 4.0  # relaxation times after which the next draw hardly depends on th
 MIN_FRICTION = 0.01  # the least that Chen et al. use
 WIDER = 4.0  # times the variance that a fit promises, for which friction is critical where the
 #   curvature may change: far out along a scale its effects are as much wider
+LITTLE = 0.2  # of the bias budget, that lower friction may spend: far out there is more noise
 
 
 def critical_friction(eta: float, curvature: float = 1.0) -> float:
@@ -92,7 +93,7 @@ def lowered_friction(
     bias: Callable[[float], float], budget: float, lower: float, upper: float
 ) -> float:
     """Smallest α from ``lower`` to ``upper`` with ``bias(α)`` in the budget, or ``upper``."""
-    if lower >= upper or bias(upper) >= budget * (1 - 1e-9):  # the search for η has spent it
+    if lower >= upper or bias(upper) >= budget:
         return upper
     if bias(lower) <= budget:
         return lower
@@ -123,8 +124,8 @@ def choose(
     """Choose the largest η and critical α, or the given ones, with a predicted bias in the budget.
 
     Where the curvature isn't known to be alike wherever chains come, α is critical for directions
-    that are wider than the fit promises, as far as the budget allows. A chain with more friction
-    than that takes far longer in them, and one with less at most twice as long in all others.
+    that are wider than the fit promises, as far as a part of the budget allows. A chain with more
+    friction than that takes far longer in them, and one with less at most twice as long in others.
 
     Free are η where no ``learning_rate`` is given, and α where ``rule.update`` takes a friction and
     none is given. Where η is given, α is raised for the budget's sake.
@@ -178,7 +179,7 @@ def choose(
     if has_friction and friction is None:
         usual = smallest_friction(lambda alpha: bias(eta, alpha), budget, least(eta))
         lower = max(critical_friction(eta, slowest), least_friction)
-        alpha = lowered_friction(lambda alpha: bias(eta, alpha), budget, lower, usual)
+        alpha = lowered_friction(lambda alpha: bias(eta, alpha), LITTLE * budget, lower, usual)
     rate = linear_step.contraction_rate(rule, eta, slowest, **settings(alpha))
     return replace(
         tuning,

@@ -15,7 +15,7 @@ from pymc_sghmc.checks import unconstrained_point
 from pymc_sghmc.gradients.metric import Diagonal
 from pymc_sghmc.tuning import posterior_fit
 from pymc_sghmc.tuning.curvature import SUBSET_ROWS, CountedPasses, extreme_curvatures
-from pymc_sghmc.tuning.posterior_fit import NEAR, fit_posterior
+from pymc_sghmc.tuning.posterior_fit import NEAR, falls_as_fitted, fit_posterior
 
 
 def potential(H, mean):
@@ -350,3 +350,24 @@ def test_centre_doesnt_depend_on_unknowns_that_are_not_sampled_here():
     point = unconstrained_point(model, {"beta": np.ones(2), "sigma": 2.0})
     np.testing.assert_allclose(point["beta"], 1)
     np.testing.assert_allclose(point["sigma_log__"], np.log(2.0))
+
+
+class WithWall:
+    """N(0, 1) in d directions, and a wall of some slope beyond zero of the last of them."""
+
+    subset = None
+
+    def __init__(self, slope):
+        self.slope = slope
+
+    def __call__(self, x, rows):
+        return -0.5 * np.square(x).sum() - self.slope * max(x[-1], 0.0), -x
+
+
+@pytest.mark.parametrize(("slope", "is_alike"), [(0.0, True), (1.0, True), (20.0, False)])
+def test_a_wall_along_one_of_many_directions_is_seen(slope, is_alike):
+    """It is a tenth of the fall on average, and all of it for some draws."""
+    density = WithWall(slope)
+    falls = [-density(z, None)[0] for z in np.random.default_rng(0).standard_normal((200, 60))]
+    assert np.mean(falls) < 1.4 * 60 / 2
+    assert falls_as_fitted(density, np.zeros(60), np.eye(60)) == is_alike

@@ -218,7 +218,7 @@ def test_an_exact_gradient_gets_the_largest_rate():
 
 
 @pytest.mark.parametrize(
-    ("n", "scatter", "takes_all"), [(1200, 0.1, True), (MANY_ROWS, 0.05, False)]
+    ("n", "scatter", "takes_all"), [(1200, 0.07, True), (MANY_ROWS, 0.05, False)]
 )
 def test_all_rows_are_taken_where_minibatches_save_little(n, scatter, takes_all):
     tuner = tuner_of(rows(scatter, n=n), batch_size=500, kind="plain", finds_rows=True)
