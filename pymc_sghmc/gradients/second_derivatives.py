@@ -19,10 +19,10 @@ from pymc_sghmc.gradients.row_inputs import RowFunction
 from pymc_sghmc.models.row_slopes import Quadratics, RowSlopes, row_slopes
 from pymc_sghmc.protocols import Array
 
-__all__ = ["BLOCK_ROWS", "SecondDerivatives", "second_derivatives"]
+__all__ = ["BLOCK_ROWS", "MOST_UNKNOWNS", "SecondDerivatives", "second_derivatives"]
 
 BLOCK_ROWS = 10_000  # for which J is found at a time
-MOST_UNKNOWNS = 1000  # of which second derivatives are a matrix
+MOST_UNKNOWNS = 1000  # of which a matrix of second derivatives is kept whole
 
 
 class FirstOrder(NamedTuple):

@@ -19,7 +19,11 @@ from pymc_sghmc.gradients.expansion import expand, fits, is_right
 from pymc_sghmc.gradients.jacobians import Jacobian
 from pymc_sghmc.gradients.metric import Metric
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
-from pymc_sghmc.gradients.second_derivatives import SecondDerivatives, second_derivatives
+from pymc_sghmc.gradients.second_derivatives import (
+    MOST_UNKNOWNS,
+    SecondDerivatives,
+    second_derivatives,
+)
 from pymc_sghmc.gradients.second_order_noise import noise_at, rows_for_noise
 from pymc_sghmc.loops.backends import is_jax
 from pymc_sghmc.protocols import Array
@@ -27,7 +31,6 @@ from pymc_sghmc.rows.data import InMemory
 
 __all__ = ["SecondOrder", "second_order"]
 
-MOST_UNKNOWNS = 1000  # of which a matrix is kept whole
 MOST_WORK = 3e11  # multiplications for the sum of all rows' slopes
 TRIED_ROWS = 1000  # of each group, by which that is told
 NO_PREDICTORS = "rows don't depend on the parameters by way of few linear functions of them"

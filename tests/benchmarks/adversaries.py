@@ -84,9 +84,8 @@ def noise_of(step, chains):
         V = float(tuning.noise.max())
         far = setup.noise.second_order_far * V / float(setup.noise.second_order.max() or 1.0)
         row["V"] = rounded(V, far)
-    row["far_at_first"] = rounded(setup.noise.second_order_far)[
-        0
-    ]  # with the rows it was measured with
+    # with the rows it was measured with
+    row["far_at_first"] = rounded(setup.noise.second_order_far)[0]
     row["orders"] = counted(chain.order for chain in chains)
     row["rows"] = counted(chain.rows for chain in chains)
     row["learning_rate"] = rounded(*np.quantile([c.learning_rate for c in chains], [0, 1]))
