@@ -17,10 +17,10 @@ from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.tuning.budget import WITHOUT_NOISE, score
 from pymc_sghmc.tuning.chain_tuning import ByHand, ChainTuning, Tuning, is_power_of_two
 from pymc_sghmc.tuning.departures import Departures
+from pymc_sghmc.tuning.gradient_noise import TunedGradient
 from pymc_sghmc.tuning.noise_around import effect_noise_from_all_rows
 from pymc_sghmc.tuning.options import options, resized
 from pymc_sghmc.tuning.settings import Settings
-from pymc_sghmc.tuning.setup import TunedGradient
 from pymc_sghmc.tuning.setups import Setups
 
 __all__ = ["Chooser", "Learnt"]

@@ -21,8 +21,8 @@ from pymc_sghmc.gradients.passes import Passes
 from pymc_sghmc.phases import begin_phase, count_passes
 from pymc_sghmc.tuning.curvature import difference_step
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
+from pymc_sghmc.tuning.gradient_noise import TunedGradient
 from pymc_sghmc.tuning.separate_modes import FAR, Mode, are_separate, climb, is_at, mode_of
-from pymc_sghmc.tuning.setup import TunedGradient
 from pymc_sghmc.tuning.setups import Setups
 from pymc_sghmc.tuning.subset_density import SubsetDensity
 from pymc_sghmc.tuning.variational_fit import lower

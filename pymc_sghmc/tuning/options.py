@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE, MAX_MULTIPLIER, ChainTuning
-from pymc_sghmc.tuning.setup import MOST_FAR_NOISE, Setup
+from pymc_sghmc.tuning.gradient_noise import MOST_FAR_NOISE
+from pymc_sghmc.tuning.setup import Setup
 from pymc_sghmc.tuning.setup_request import SetupRequest
 from pymc_sghmc.tuning.sizes import (
     RowCounts,

@@ -3,18 +3,16 @@
 Deterministic. Knows gradients and fits, no samplers.
 """
 
-import logging
 import math
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scipy.linalg import solve_triangular
 
-from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.metric import (
     Array,
     Dense,
@@ -23,7 +21,6 @@ from pymc_sghmc.gradients.metric import (
     Metric,
     preconditioner_metric,
 )
-from pymc_sghmc.gradients.noise import RowGradient
 from pymc_sghmc.gradients.passes import Passes
 from pymc_sghmc.phases import begin_phase, count_passes
 from pymc_sghmc.tuning.all_rows_fit import fit_of_all_rows
@@ -37,33 +34,22 @@ from pymc_sghmc.tuning.curvature import (
 )
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.gaussianity import (
-    FarOut,
     check_gaussianity,
-    far_out,
     stable_along_scales,
     stable_for_effects,
 )
-from pymc_sghmc.tuning.noise_around import (
-    HEAT,
-    HEAT_OF_LESS,
-    N_SIGNED,
-    SecondOrderNoise,
-    is_over_rows,
-    noise_around,
-    noise_at_edge,
-    noise_at_edges,
-    noise_of_far_effects,
-    noise_over_rows,
-    second_order_noise,
+from pymc_sghmc.tuning.gradient_noise import (
+    MOST_FAR_NOISE,
+    Anchors,
+    Noise,
+    TunedGradient,
+    measure_noise,
 )
-from pymc_sghmc.tuning.pool_report import pool_report
 from pymc_sghmc.tuning.posterior_fit import fit_posterior
 from pymc_sghmc.tuning.setup_request import SetupRequest
 from pymc_sghmc.tuning.sizes import all_rows_cost_little, sizes_in_question
 
-__all__ = ["MOST_FAR_NOISE", "Anchors", "Limits", "Noise", "Setup", "TunedGradient", "set_up"]
-
-_log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
+__all__ = ["Limits", "Setup", "set_up"]
 
 FAR_OUT = 1.5  # sds; of effects of n groups less; points there; and a share of them
 FAR_OF_GROUPS = 1.4  # over √n, of n together, that their distance is farther than on average
@@ -71,30 +57,6 @@ N_FAR_OUT = 16
 MOST_POINTS = 0.75
 REFITS = 2  # at most, of the curvature by all rows
 NOISY = 4  # times the median noise, above which a direction gets a scale of its own
-MOST_FAR_NOISE = (
-    5.0  # variance in φ at 2 sds above which second-order control variates are given up
-)
-
-
-class TunedGradient(RowGradient, Protocol):
-    """A gradient that set-ups and the tuner can work with: see `MinibatchGradient`."""
-
-    @property
-    def passes(self) -> Passes:
-        """Sums over all rows."""
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether every minibatch is all of the data."""
-
-
-class Noise(NamedTuple):
-    """Diagonal of V̂ in φ, (d,), of each gradient; None where it isn't used."""
-
-    plain: Array
-    first_order: Array | None
-    second_order: Array | None
-    second_order_far: float = np.inf  # the largest variance at 2 sds, or what is as unsafe
 
 
 class Limits(NamedTuple):
@@ -102,13 +64,6 @@ class Limits(NamedTuple):
 
     second_order: float = MAX_LEARNING_RATE  # with control variates of second order
     far_out: float = np.inf  # by the curvature where chains come now and then
-
-
-class Anchors(NamedTuple):
-    """What control variates know of all rows at the reference point; None if not used."""
-
-    first_order: Any
-    second_order: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,18 +129,18 @@ def set_up(
         sizes = sizes_in_question(gradient.data, order=2)
         growth = max(sizes) / sizes[0]
     most_far = MOST_FAR_NOISE * growth
-    measured = _measured(gradient, expansions, fit, metric, temperature, most_far)
-    count_passes(measured.passes)
+    found = measure_noise(gradient, expansions, fit, metric, temperature, most_far)
+    count_passes(found.passes)
     for _ in range(REFITS):
         better = fit_of_all_rows(expansions[1], fit) if has_subset else None
         if better is None:
             break
-        fit = replace(better, passes=fit.passes + measured.passes)
+        fit = replace(better, passes=fit.passes + found.passes)
         metric, curvature = _metric(gradient.passes, fit, preconditioner, dense)
         metric = metric.astype(gradient.density.dtype)
-        measured = _measured(gradient, expansions, fit, metric, temperature, most_far)
-        count_passes(measured.passes)
-    noise = measured.noise
+        found = measure_noise(gradient, expansions, fit, metric, temperature, most_far)
+        count_passes(found.passes)
+    noise = found.noise
     # where a step takes all rows, no direction is noisy
     may_be_exact = finds_rows and noise.second_order is None
     if is_automatic and not (may_be_exact and all_rows_cost_little(gradient.data, start.size)):
@@ -194,7 +149,7 @@ def set_up(
     far_limit = np.inf
     if is_automatic and gradient.density.group_coefficients:
         far_limit = _far_limit(gradient.passes, fit, metric)
-    far_limit = min(far_limit, measured.far_out.largest_step)
+    far_limit = min(far_limit, found.far_out.largest_step)
     is_gaussian = True
     if is_automatic and gradient.density.has_long_tails and dense:
         check = check_gaussianity(gradient.passes, fit)
@@ -206,12 +161,12 @@ def set_up(
         metric=metric,
         curvature=curvature,
         noise=noise,
-        limits=Limits(second_order=measured.limit, far_out=far_limit),
-        anchors=measured.anchors,
-        passes=fit.passes + measured.passes,
+        limits=Limits(second_order=found.limit, far_out=far_limit),
+        anchors=found.anchors,
+        passes=fit.passes + found.passes,
         mean_phi=metric.from_theta(fit.mean) if has_unit_scale else None,
         is_gaussian=is_gaussian,
-        skewed=tuple(dict.fromkeys(edge.place for edge in measured.far_out.edges)),
+        skewed=tuple(dict.fromkeys(edge.place for edge in found.far_out.edges)),
         rewrite_states=tuple(rewrite.state for rewrite in gradient.density.rewrites),
     )
 
@@ -232,122 +187,6 @@ def _metric(
     metric = fit.metric.diagonal() if has_scales_alone else fit.metric
     largest, smallest = _curvature(passes, fit, metric)
     return metric.shrunk(largest**-0.5), Curvature(largest=1.0, smallest=smallest / largest)
-
-
-class _Measured(NamedTuple):
-    """Noise around a fit, and what control variates know there."""
-
-    noise: Noise
-    anchors: Anchors
-    limit: float  # of the learning rate with second order
-    passes: float
-    far_out: FarOut  # along skewed parameters
-
-
-def _measured(
-    gradient: TunedGradient,
-    expansions: Sequence[Any],
-    fit: GaussianFit,
-    metric: Metric,
-    temperature: float,
-    most_far_noise: float,
-) -> _Measured:
-    """Give control variates their reference points, and measure the noise of all gradients.
-
-    Those of second order are given up with more noise than ``most_far_noise`` at 2 sds.
-    """
-    first, second = expansions
-    density = gradient.density
-    has_scales = isinstance(fit.metric, Dense) and not density.group_coefficients
-    skewed = far_out(gradient.passes, fit, density.transformed if has_scales else [])
-    passes = 0.0
-    near_by = None
-    far = np.inf
-    limit = MAX_LEARNING_RATE
-    noise = None
-    if second is not None:
-        noise = _noise_of_second(second, fit, metric, temperature, skewed)
-    if noise is not None:
-        passes += noise.passes
-        limit = noise.limit
-        far = noise.far
-        near_by = noise.near if far <= most_far_noise else None
-    if near_by is None:
-        second = None
-    of_first = None
-    if first is not None and second is None:
-        gradient.data.enlarge_pool()
-        passes += first.set_centre(fit.mean, fit.metric)
-        if is_over_rows(first):
-            of_first = noise_over_rows(first, fit, metric, temperature)
-            passes += 3 * N_SIGNED
-        else:
-            of_first = noise_around(first, fit, metric, temperature)
-    plain = noise_around(gradient, fit, metric, temperature)
-    return _Measured(
-        noise=Noise(plain=plain, first_order=of_first, second_order=near_by, second_order_far=far),
-        anchors=Anchors(
-            first_order=None if of_first is None else first.anchor,
-            second_order=None if near_by is None else second.anchor,
-        ),
-        limit=limit,
-        passes=passes,
-        far_out=skewed,
-    )
-
-
-class _NoiseOfSecond(NamedTuple):
-    """Noise of second-order control variates around a fit."""
-
-    near: Array
-    far: float  # the largest at 2 sds, or what is as unsafe
-    limit: float  # of the learning rate
-    passes: float
-
-
-def _noise_of_second(
-    second: Any, fit: GaussianFit, metric: Metric, temperature: float, skewed: FarOut
-) -> _NoiseOfSecond | None:
-    """Give them their reference point and measure their noise.
-
-    None where they are wrong, or derivatives can't be found: they are of no use then.
-    """
-    try:
-        if not second.is_right(fit.mean, fit.metric):
-            _log.warning(
-                "Second-order control variates don't agree with the gradient of this model, so "
-                "that those of first order take their place. Please report the model."
-            )
-            return None
-        noise = _around_centre(second, fit, metric, temperature)
-        at_edges = noise_at_edges(second, fit, metric, skewed.edges)
-    except NonFinite:
-        return None
-    passes = noise.passes + len(skewed.edges) * second.noise_share
-    far = max(float(noise.far.max()), MOST_FAR_NOISE * at_edges)
-    if second.density.has_long_tails:
-        far = max(far, MOST_FAR_NOISE * noise_at_edge(second, fit, metric))
-    elif second.density.group_coefficients:
-        heat = HEAT if noise.limit > MAX_LEARNING_RATE else HEAT_OF_LESS
-        of_effects = noise_of_far_effects(second, fit, heat)
-        far = max(far, MOST_FAR_NOISE * of_effects.largest)
-        passes += of_effects.passes
-    return _NoiseOfSecond(near=noise.near, far=far, limit=noise.limit, passes=passes)
-
-
-def _around_centre(
-    second: Any, fit: GaussianFit, metric: Metric, temperature: float
-) -> SecondOrderNoise:
-    """Give second-order control variates their centre, and a pool that serves if there is one."""
-    passes = second.set_centre(fit.mean, fit.metric)
-    noise = second_order_noise(second, fit, metric, temperature)
-    pool = pool_report(second, noise.near, None, fit, metric)
-    if pool is not None and not pool.serves:
-        passes += noise.passes
-        second.data.enlarge_pool()
-        passes += second.set_centre(fit.mean, fit.metric)
-        noise = second_order_noise(second, fit, metric, temperature)
-    return noise._replace(passes=passes + noise.passes)
 
 
 def _with_noisy_directions_shrunk(

@@ -14,7 +14,8 @@ import numpy as np
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.metric import Array, Metric
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
-from pymc_sghmc.tuning.setup import Setup, TunedGradient, set_up
+from pymc_sghmc.tuning.gradient_noise import TunedGradient
+from pymc_sghmc.tuning.setup import Setup, set_up
 from pymc_sghmc.tuning.setup_request import DataId, SetupRequest
 
 __all__ = ["Setups"]

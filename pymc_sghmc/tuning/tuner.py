@@ -15,10 +15,11 @@ from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.tuning.chain_tuning import ByHand, ChainTuning, Tuning
 from pymc_sghmc.tuning.chooser import Chooser
 from pymc_sghmc.tuning.departures import Departures
+from pymc_sghmc.tuning.gradient_noise import TunedGradient
 from pymc_sghmc.tuning.modes import number_of_chain, starts_in_modes
 from pymc_sghmc.tuning.pool_report import PoolReport, pool_report
 from pymc_sghmc.tuning.settings import Settings
-from pymc_sghmc.tuning.setup import Setup, TunedGradient
+from pymc_sghmc.tuning.setup import Setup
 from pymc_sghmc.tuning.setups import Setups
 
 __all__ = ["Points", "Start", "Tuner"]

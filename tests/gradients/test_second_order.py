@@ -34,7 +34,7 @@ from pymc_sghmc.loaders import ArrayLoader
 from pymc_sghmc.rows.orders import ByLeverage
 from pymc_sghmc.tuning.budget import inner_steps
 from pymc_sghmc.tuning.chain_tuning import ByHand, ChainTuning
-from pymc_sghmc.tuning.setup import MOST_FAR_NOISE
+from pymc_sghmc.tuning.gradient_noise import MOST_FAR_NOISE
 
 N = 40
 rng = np.random.default_rng(0)

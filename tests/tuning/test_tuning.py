@@ -37,9 +37,10 @@ from pymc_sghmc.tuning.chain_tuning import (
 )
 from pymc_sghmc.tuning.curvature import Curvature
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
+from pymc_sghmc.tuning.gradient_noise import MOST_FAR_NOISE, Anchors, Noise
 from pymc_sghmc.tuning.linear_step import Rule
 from pymc_sghmc.tuning.options import options
-from pymc_sghmc.tuning.setup import MOST_FAR_NOISE, Anchors, Limits, Noise, Setup
+from pymc_sghmc.tuning.setup import Limits, Setup
 
 RULES = {
     "euler": Rule(sghmc.update, sghmc.SGHMCState),
