@@ -21,7 +21,14 @@ from pymc_sghmc.tuning.curvature import (
 )
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.low_rank_fit import low_rank_fit
-from pymc_sghmc.tuning.variational_fit import Walled, fit_around, lower, variational_fit
+from pymc_sghmc.tuning.variational_fit import (
+    Walled,
+    fit_around,
+    lower,
+    roughness,
+    standard_draws,
+    variational_fit,
+)
 
 __all__ = ["STEEP", "falls_as_fitted", "fit_posterior"]
 
@@ -35,6 +42,9 @@ MOST_SHRUNK = 0.2  # of the step before, with which steps are known to lead to t
 NEAR = 0.1  # distance of a good mean from the mode, in posterior standard deviations
 MOST_EXCESS = 0.5  # of the fall that a Gaussian promises
 MOST_ALONE = 5.0  # nats beyond what it promises to a single draw, of few parameters
+ROUGH = 1.0  # r.m.s. of the force that a Gaussian doesn't have, in sds, that asks for a look
+FAR = 3.0  # sds, where that look is
+LEAST_FALL = 0.2  # of the fall that a Gaussian promises there
 
 
 def fit_posterior(
@@ -123,12 +133,17 @@ class _DenseSearch:
         if is_mode and counted.subset is not None:  # elsewhere than where the search ended
             is_mode = falls_as_fitted(counted, x, factor)
         is_mode = not self.optimise or (is_mode and slope < STEEP)
+        fit = GaussianFit(mean=x, metric=Dense(factor), is_mode=bool(is_mode), passes=0.0)
         if self.variational is not None and not is_mode:
-            # its mean is in the bulk, and not on the way to nowhere
-            return replace(self.variational, is_mode=False, passes=counted.passes)
-        return GaussianFit(
-            mean=x, metric=Dense(factor), is_mode=bool(is_mode), passes=counted.passes
-        )
+            # as a rule its mean is in the bulk, and not on the way to nowhere
+            fit = min(self.variational, fit, key=self._roughness)
+        return replace(fit, is_mode=bool(is_mode), passes=counted.passes)
+
+    def _roughness(self, fit: GaussianFit) -> float:
+        """Of the posterior, as far as this fit describes it; infinite where there is none."""
+        draws = standard_draws(self.counted, fit.mean.size)
+        rough = roughness(self.counted, fit.mean, fit.metric.matrix(), draws.z)
+        return rough if np.isfinite(rough) else np.inf
 
     def _round(self, i: int, x: Array, factor: Array, widen: float) -> tuple[Array, Array, bool]:
         """Position, factor of the covariance, and whether the search may end there."""
@@ -247,13 +262,24 @@ def falls_as_fitted(counted: CountedPasses, x: Array, factor: Array) -> bool:
     """Whether log p falls from ``x`` to draws from the Gaussian by as much as the Gaussian's does.
 
     By d/2 on average, within a factor of 1.5. And by about as much to each: a wall along a single
-    one of many directions is a small part of the average.
+    one of many directions is a small part of the average. A Gaussian that was narrowed until few
+    draws reach the wall has the right fall; but away from the wall log p hardly falls at all.
     """
     z = np.random.default_rng(0).standard_normal((10, x.size))
+    draws = np.concatenate([z, -z])
     here, _ = counted(x, counted.subset)
-    falls = [here - counted(x + factor @ step, counted.subset)[0] for step in (*z, *-z)]
+    there = [counted(x + factor @ step, counted.subset) for step in draws]
+    falls = [here - level for level, _ in there]
     # on either side: the mode of all rows isn't quite that of a subset
     of_pairs = np.reshape(falls, (2, -1)).mean(axis=0)
     promised = np.square(z).sum(axis=1) / 2
     is_alike = of_pairs - promised < np.maximum(MOST_ALONE, MOST_EXCESS * promised)
-    return bool(of_pairs.mean() < (1 + MOST_EXCESS) * promised.mean() and is_alike.all())
+    if not (of_pairs.mean() < (1 + MOST_EXCESS) * promised.mean() and is_alike.all()):
+        return False
+    forces = np.add([factor.T @ gradient for _, gradient in there], draws)
+    rough = np.sqrt(np.square(forces).mean(axis=0))
+    if rough.max() < ROUGH:
+        return True
+    far = FAR * factor[:, rough.argmax()]
+    falls = [here - counted(x + way, counted.subset)[0] for way in (far, -far)]
+    return bool(min(falls) > LEAST_FALL * FAR**2 / 2)

@@ -33,6 +33,7 @@ __all__ = [
     "lower",
     "mean_field",
     "nearer",
+    "roughness",
     "standard_draws",
     "variational_fit",
 ]
@@ -135,7 +136,7 @@ def fit_around(counted: CountedPasses, mean: Array, metric: Dense) -> GaussianFi
     factor = metric.factor
     for _ in range(FEW_ROUNDS):
         factor, _ = _rescaled(counted, draws, mean, factor)
-    is_near = _roughness(counted, mean, factor, draws.z, of_mean=False) < ROUGH
+    is_near = roughness(counted, mean, factor, draws.z, of_mean=False) < ROUGH
     return GaussianFit(mean=mean, metric=Dense(factor), is_mode=is_near, passes=counted.passes)
 
 
@@ -153,7 +154,7 @@ def _by_newton(counted: CountedPasses, draws: StandardDraws, independent: MeanFi
         m, moved = nearer(counted, None, m, Dense(factor), draws.z)
         if not NEAR <= moved < math.inf:
             break
-    rough = _roughness(counted, m, factor, draws.z)
+    rough = roughness(counted, m, factor, draws.z)
     is_near = bool(moved < NEAR and rough < ROUGH)
     return GaussianFit(mean=m, metric=Dense(factor), is_mode=is_near, passes=counted.passes)
 
@@ -291,7 +292,7 @@ def nearer(
     return m + metric.to_theta(step * min(1.0, FAR / max(moved, FAR))), moved
 
 
-def _roughness(
+def roughness(
     counted: CountedPasses, m: Array, factor: Array, z: Array, of_mean: bool = True
 ) -> float:
     """How much the force at the draws differs from a Gaussian's, −z, in the worst direction.

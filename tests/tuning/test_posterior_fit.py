@@ -371,3 +371,30 @@ def test_a_wall_along_one_of_many_directions_is_seen(slope, is_alike):
     falls = [-density(z, None)[0] for z in np.random.default_rng(0).standard_normal((200, 60))]
     assert np.mean(falls) < 1.4 * 60 / 2
     assert falls_as_fitted(density, np.zeros(60), np.eye(60)) == is_alike
+
+
+class HalfWithWall(WithWall):
+    """N(0, 1), and a wall below zero in the last direction, of 50 or so posterior sds a unit."""
+
+    def __call__(self, x, rows):
+        is_beyond = x[-1] < 0
+        gradient = -x
+        if is_beyond:
+            gradient[-1] += self.slope
+        return -0.5 * np.square(x).sum() + self.slope * min(x[-1], 0.0), gradient
+
+
+@pytest.mark.parametrize(("slope", "is_alike"), [(0.0, True), (1.0, True), (50.0, False)])
+@pytest.mark.parametrize("width", [0.1, 0.03])
+def test_a_gaussian_too_narrow_to_reach_past_a_wall_is_no_fit(slope, is_alike, width):
+    """Near the wall its draws fall off as promised, and most of the mass is elsewhere."""
+    density = HalfWithWall(slope)
+    scales = np.ones(10)
+    x = np.zeros(10)
+    if slope > 1:
+        scales[-1] = width
+        x[-1] = 1.5 * width
+        draws = np.random.default_rng(0).standard_normal((200, 10))
+        falls = [-density(x + scales * z, None)[0] for z in [*draws, *-draws]]
+        assert np.mean(falls) + density(x, None)[0] < 1.5 * 10 / 2
+    assert falls_as_fitted(density, x, np.diag(scales)) == is_alike
