@@ -267,19 +267,19 @@ def falls_as_fitted(counted: CountedPasses, x: Array, factor: Array) -> bool:
     """
     z = np.random.default_rng(0).standard_normal((10, x.size))
     draws = np.concatenate([z, -z])
-    here, _ = counted(x, counted.subset)
+    here, slope = counted(x, counted.subset)
     there = [counted(x + factor @ step, counted.subset) for step in draws]
     falls = [here - level for level, _ in there]
-    # on either side: the mode of all rows isn't quite that of a subset
+    # on either side, and the slope left out: the mode of all rows isn't quite that of a subset
     of_pairs = np.reshape(falls, (2, -1)).mean(axis=0)
     promised = np.square(z).sum(axis=1) / 2
     is_alike = of_pairs - promised < np.maximum(MOST_ALONE, MOST_EXCESS * promised)
     if not (of_pairs.mean() < (1 + MOST_EXCESS) * promised.mean() and is_alike.all()):
         return False
-    forces = np.add([factor.T @ gradient for _, gradient in there], draws)
+    forces = np.add([factor.T @ (gradient - slope) for _, gradient in there], draws)
     rough = np.sqrt(np.square(forces).mean(axis=0))
     if rough.max() < ROUGH:
         return True
     far = FAR * factor[:, rough.argmax()]
-    falls = [here - counted(x + way, counted.subset)[0] for way in (far, -far)]
+    falls = [here + slope @ way - counted(x + way, counted.subset)[0] for way in (far, -far)]
     return bool(min(falls) > LEAST_FALL * FAR**2 / 2)

@@ -398,3 +398,17 @@ def test_a_gaussian_too_narrow_to_reach_past_a_wall_is_no_fit(slope, is_alike, w
         falls = [-density(x + scales * z, None)[0] for z in [*draws, *-draws]]
         assert np.mean(falls) + density(x, None)[0] < 1.5 * 10 / 2
     assert falls_as_fitted(density, x, np.diag(scales)) == is_alike
+
+
+class OffMode:
+    """A Gaussian whose mode is elsewhere, as that of a subset is beside the mode of all rows."""
+
+    subset = None
+
+    def __call__(self, x, rows):
+        return -0.5 * np.square(x - 2.0).sum(), 2.0 - x
+
+
+def test_a_slope_at_the_mean_is_no_reason_to_refuse_a_fit():
+    """Two posterior standard deviations off: that much a mode of half of the rows may be."""
+    assert falls_as_fitted(OffMode(), np.zeros(10), np.eye(10))
