@@ -10,9 +10,9 @@ and no fit.
 
 import operator
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial, reduce
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,20 @@ __all__ = ["LikelihoodHessian"]
 MOST_BYTES = 2**28  # of J, kept while a fit is made
 STEP = 1e-3  # of differences of gradients without rows, in posterior standard deviations
 BLOCK_POSITIONS = 2**21  # numbers in the positions at which these are taken at a time
+
+
+class _RowDerivatives(NamedTuple):
+    """What rows say at a point, in θ."""
+
+    curvatures: list[Array]  # −C of the rows of each group, (n, m, m), weighted
+    slope: Array  # of their log-likelihood, (d,)
+
+
+class _MeanLikelihood(NamedTuple):
+    """What rows say at some points."""
+
+    hessian: Any  # TᵀHT of −log-likelihood as a mean over points, an array or csr_array (d, d)
+    slopes: Array  # of the log-likelihood in θ at each, (P, d); zeros where θ is φ
 
 
 class LikelihoodHessian:
@@ -86,60 +100,74 @@ class LikelihoodHessian:
         factor : array of shape (d, n)
             L, whose columns are as long as the posterior is wide there.
         """
-        likelihood = self._of_likelihood(points, shares)
+        found = self._likelihood(points, shares)
         directions = factor.T
         per_block = max(1, BLOCK_POSITIONS // directions.shape[1])
         total = np.zeros_like(factor)
-        for point, slope in zip(points, self._slopes(points, shares), strict=True):
+        for point, slope in zip(points, found.slopes, strict=True):
             [here] = self._gradients_without_rows(point[None], slope[None])
             for start in range(0, len(directions), per_block):
                 part = point + STEP * directions[start : start + per_block]
                 [there] = self._gradients_without_rows(part, np.tile(slope, (len(part), 1)))
                 total[:, start : start + per_block] += (here - there).T
-        return factor.T @ (likelihood @ factor + total / (STEP * len(points)))
+        return factor.T @ (found.hessian @ factor + total / (STEP * len(points)))
 
     def product(
         self, points: Sequence[Array], shares: Sequence[Sequence[Array]]
     ) -> Callable[[Array], Array]:
         """Return H̄v for any v that is as long as the posterior is wide there. See `mean`."""
-        likelihood = self._of_likelihood(points, shares)
+        found = self._likelihood(points, shares)
         at = np.array(points)
-        slopes = np.array(self._slopes(points, shares))
-        [here] = self._gradients_without_rows(at, slopes)
+        [here] = self._gradients_without_rows(at, found.slopes)
 
         def product(v: Array) -> Array:
-            [there] = self._gradients_without_rows(at + STEP * v, slopes)
-            return likelihood @ v + np.mean(here - there, axis=0) / STEP
+            [there] = self._gradients_without_rows(at + STEP * v, found.slopes)
+            return found.hessian @ v + np.mean(here - there, axis=0) / STEP
 
         return product
 
     def diagonal(self, point: Array) -> Array:
         """Diagonal of the Hessian of −log-likelihood at a point where θ is linear in φ, (d,)."""
         T = self._derivatives(point)
-        curvatures = zip(self._known(), self._mean_curvatures([point], [self._subset]), strict=True)
-        return np.sum([J.after(T).diagonal(C) for J, C in curvatures], axis=0)
+        by_group = zip(self._known(), self._of_rows(point, self._subset).curvatures, strict=True)
+        return np.sum([J.after(T).diagonal(C) for J, C in by_group], axis=0)
 
     def of_likelihood(self, point: Array) -> csr_array:
         """Return the Hessian of −log-likelihood at a point where θ is linear in φ."""
-        return csr_array(self._of_likelihood([point], [self._subset]))
-
-    def _of_likelihood(self, points: Sequence[Array], shares: Sequence[Sequence[Array]]) -> Any:
-        """Return the mean over points of TᵀHT, H the Hessian of −log-likelihood in θ.
-
-        For `mean`'s arguments; an array or csr_array of shape (d, d).
-        """
+        curvatures = self._of_rows(point, self._subset).curvatures
         if self._second.coordinates.are_own:
-            return self._of_rows(points, shares)
+            return csr_array(self._from_curvatures(curvatures))
+        T = self._derivatives(point)
+        return csr_array(T.T @ self._from_curvatures(curvatures) @ T)
+
+    def _likelihood(
+        self, points: Sequence[Array], shares: Sequence[Sequence[Array]]
+    ) -> _MeanLikelihood:
+        """See `_MeanLikelihood`; of `mean`'s arguments."""
+        if self._second.coordinates.are_own:
+            n = len(points)
+            total: list[Array] | None = None
+            for point, share in zip(points, shares, strict=True):
+                curvatures = [C / n for C in self._of_rows(point, share).curvatures]
+                if total is None:
+                    total = curvatures
+                else:
+                    total = [one + other for one, other in zip(total, curvatures, strict=True)]
+            assert total is not None
+            return _MeanLikelihood(self._from_curvatures(total), np.zeros((n, points[0].size)))
         hessians = []
+        slopes = []
         for point, share in zip(points, shares, strict=True):
             T = self._derivatives(point)
-            hessians.append(T.T @ self._of_rows([point], [share]) @ T)
-        return reduce(operator.add, hessians) / len(points)
+            rows = self._of_rows(point, share, has_slope=True)
+            hessians.append(T.T @ self._from_curvatures(rows.curvatures) @ T)
+            slopes.append(rows.slope)
+        return _MeanLikelihood(reduce(operator.add, hessians) / len(points), np.array(slopes))
 
-    def _of_rows(self, points: Sequence[Array], shares: Sequence[Sequence[Array]]) -> Any:
-        """Return the mean over points of the Hessian of −log-likelihood in θ."""
-        curvatures = zip(self._known(), self._mean_curvatures(points, shares), strict=True)
-        return reduce(operator.add, [J.hessian(C) for J, C in curvatures])
+    def _from_curvatures(self, curvatures: Sequence[Array]) -> Any:
+        """Hessian of −log-likelihood in θ."""
+        by_group = zip(self._known(), curvatures, strict=True)
+        return reduce(operator.add, [J.hessian(C) for J, C in by_group])
 
     def _derivatives(self, point: Array) -> Any:
         """Return ∂θ/∂φ at a point; None where θ is φ, NaN where it isn't finite."""
@@ -153,69 +181,41 @@ class LikelihoodHessian:
         assert self._J is not None
         return self._J
 
-    def _mean_curvatures(
-        self, points: Sequence[Array], shares: Sequence[Sequence[Array]]
-    ) -> list[Array]:
-        """Return −C of the subset's rows of each group, (n, m, m), weighted, as a mean over points.
+    def _of_rows(
+        self, point: Array, share: Sequence[Array], has_slope: bool = False
+    ) -> _RowDerivatives:
+        """Return what some of the subset's rows say at a point, in one pass over them.
 
-        For `mean`'s arguments.
+        The slope is asked for where θ isn't φ. Else it has no part in second derivatives, and is 0.
         """
+        second = self._second
+        position = point.astype(self._density.dtype)
+        theta = second.coordinates.at(position, self._density, self._data)
+
+        def of_chunk(part: ChunkInputs) -> tuple[Chunk, Array, Array | None]:
+            k = part.chunk.group
+            with np.errstate(all="ignore"):
+                zeta = second.zetas(theta[None], *part.inputs)[k]
+                C = second.second(zeta[0], k, part.inputs)
+                c = second.first(zeta, k, part.inputs).c[0] if has_slope else None
+            return part.chunk, C, c
+
         curvatures = [
             np.zeros((rows.size, q.m, q.m))
-            for rows, q in zip(self._subset, self._second.quadratics, strict=True)
+            for rows, q in zip(self._subset, second.quadratics, strict=True)
         ]
-
-        def of_rows(zeta: Array, block: ChunkInputs) -> Array:
-            return self._second.second(zeta[0], block.chunk.group, block.inputs)
-
-        for _, chunk, C in self._by_chunk(of_rows, points, shares):
+        slope = np.zeros(self._density.d)
+        chunks = with_inputs(self._density, self._data, self._data.chunks(share))
+        for chunk, C, c in in_order(of_chunk, chunks):
             k = chunk.group
             places = np.searchsorted(self._subset[k], chunk.rows)
-            curvatures[k][places] -= (chunk.weight / len(points)) * C
-        return curvatures
-
-    def _slopes(self, points: Sequence[Array], shares: Sequence[Sequence[Array]]) -> list[Array]:
-        """Return the gradient of the log-likelihood in θ at each point; zeros where θ is φ.
-
-        For `mean`'s arguments. There it has no part in second derivatives.
-        """
-        slopes = [np.zeros(self._density.d) for _ in points]
-        if self._second.coordinates.are_own:
-            return slopes
-
-        def cotangents(zeta: Array, block: ChunkInputs) -> Array:
-            return self._second.first(zeta, block.chunk.group, block.inputs).c[0]
-
-        for number, chunk, c in self._by_chunk(cotangents, points, shares):
-            k = chunk.group
-            by_row = np.zeros((self._subset[k].size, c.shape[1]))
-            by_row[np.searchsorted(self._subset[k], chunk.rows)] = c
-            slopes[number] += chunk.weight * self._known()[k].total(by_row)
-        return slopes
-
-    def _by_chunk(
-        self,
-        function: Callable[[Array, ChunkInputs], Array],
-        points: Sequence[Array],
-        shares: Sequence[Sequence[Array]],
-    ) -> Iterator[tuple[int, Chunk, Array]]:
-        """Yield the number of each point, chunks of its rows, and what a function says of these.
-
-        It takes ζ of the rows, (1, n, m), and the chunk.
-        """
-
-        def of_chunk(theta: Array, part: ChunkInputs) -> tuple[Chunk, Array]:
-            with np.errstate(all="ignore"):
-                zeta = self._second.zetas(theta[None], *part.inputs)[part.chunk.group]
-                return part.chunk, function(zeta, part)
-
-        for number, (point, share) in enumerate(zip(points, shares, strict=True)):
-            position = point.astype(self._density.dtype)
-            theta = self._second.coordinates.at(position, self._density, self._data)
-            chunks = with_inputs(self._density, self._data, self._data.chunks(share))
-            for chunk, values in in_order(partial(of_chunk, theta), chunks):
-                yield number, chunk, values
-            self.evaluations += sum(map(len, share)) / self._n_rows
+            curvatures[k][places] = -chunk.weight * C
+            if c is not None:
+                by_row = np.zeros((self._subset[k].size, c.shape[1]))
+                by_row[places] = c
+                slope += chunk.weight * self._known()[k].total(by_row)
+        self.evaluations += sum(map(len, share)) / self._n_rows
+        return _RowDerivatives(curvatures, slope)
 
     def _gradients_without_rows(self, positions: Array, slopes: Array) -> list[Array]:
         """Return gradients of log prior + g·θ at positions (P, d), with a slope g for each."""

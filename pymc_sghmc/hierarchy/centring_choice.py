@@ -29,7 +29,7 @@ __all__ = ["Chosen", "Coordinates", "choose"]
 
 MOST_CLIMB = 50  # iterations of the climb without effects
 STEP = 1e-3  # prior standard deviations, of differences of gradients
-N_PAIRS = 8  # of draws ±z from the fit
+N_PAIRS = 4  # of draws ±z from the fit
 STRONG = 0.3  # share of a shared parameter's precision that rows tell with effects known alone
 MOST_COLUMNS = 10  # shared parameters that coordinates depend on
 MOST_NUMBERS = 2**24  # in a matrix of a position's entries and shared parameters

@@ -20,7 +20,7 @@ from pymc_sghmc.tuning.chain_tuning import ChainTuning, Tuning
 from pymc_sghmc.tuning.settings import Settings
 from pymc_sghmc.tuning.tuner import Tuner
 
-__all__ = ["STATISTICS", "Draw", "DrawLoop"]
+__all__ = ["STATISTICS", "Draw", "DrawLoop", "largest_energy"]
 
 STATISTICS: dict[str, tuple[Any, list[int] | None]] = {
     "learning_rate": (np.float64, []),
@@ -43,9 +43,17 @@ STATISTICS: dict[str, tuple[Any, list[int] | None]] = {
     "warning": (SamplerWarning, None),
 }
 
-# Beyond twice what is expected: momenta are Gaussian, whatever the posterior is, and no correct
-# chain ever has as much.
-MAX_ENERGY = 100.0
+HOT = 1.5  # times the temperature, from which on a draw is no draw from any posterior, ...
+CHANCE = 30.0  # ... and nats by which its energy is too improbable there
+
+
+def largest_energy(d: int) -> float:
+    """Kinetic energy in d directions, over the temperature, above which a chain is astray.
+
+    Momenta are Gaussian, whatever the posterior is: that an energy of mean d/2 exceeds
+    d/2 + √(dx) + x has a probability below exp(−x) (Laurent & Massart 2000, lemma 1).
+    """
+    return HOT * d / 2 + math.sqrt(d * CHANCE) + CHANCE
 
 
 class Draw:
@@ -247,7 +255,7 @@ class DrawLoop:
             return True
         if is_tuning:
             return self.tuner.departures.is_lost(tuning, draw.state, position)
-        most = max(1.0, self.tuner.settings.temperature) * (position.size + MAX_ENERGY)
+        most = max(1.0, self.tuner.settings.temperature) * largest_energy(position.size)
         return self.tuner.departures.may_send_back(tuning) and draw.kinetic_energy > most
 
     def remember(self, in_model: Array) -> None:

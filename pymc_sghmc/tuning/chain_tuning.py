@@ -29,10 +29,8 @@ __all__ = [
 ]
 
 MAX_LEARNING_RATE = 0.25  # ε = ½ posterior sd: the curvature may grow 16-fold before BAOAB diverges
-MAX_AUTOCORRELATION_TIME = (
-    6.0  # draws that an independent one takes: so many are too many, and fine
-)
-WANTED_AUTOCORRELATION_TIME = 4.0
+MAX_AUTOCORRELATION_TIME = 4.0  # draws that an independent one takes: more are too many, ...
+WANTED_AUTOCORRELATION_TIME = 2.5  # ... and so many fine
 MAX_MULTIPLIER = 5.0  # of the inner steps in a draw where draws are too much alike
 FIRST_CHECK = 32  # tuning draws, and then twice as many, four times as many, ...
 N_BATCHES = 8  # of the later half of the draws before a check

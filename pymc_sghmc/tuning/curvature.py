@@ -26,6 +26,7 @@ __all__ = [
     "Curvature",
     "Rows",
     "curvature",
+    "diagonal_by_signs",
     "difference_step",
     "extreme_curvatures",
     "first_vector",
@@ -221,12 +222,17 @@ def hessian_by_differences(
 def hutchinson_diagonal(
     gradient: Callable[[Array], Array], x: Array, rng: np.random.Generator, step: float
 ) -> Array:
-    """Diagonal of the Hessian of −log p, by differences along random signs (Hutchinson)."""
+    """Diagonal of the Hessian of −log p, by differences of its gradient along random signs."""
     here = gradient(x)
-    diagonal = np.zeros(x.size)
+    return diagonal_by_signs(lambda v: (here - gradient(x + step * v)) / step, x.size, rng)
+
+
+def diagonal_by_signs(product: Callable[[Array], Array], d: int, rng: np.random.Generator) -> Array:
+    """Diagonal of a matrix, (d,), by its products with vectors of random signs (Hutchinson)."""
+    diagonal = np.zeros(d)
     for _ in range(N_SIGNS):
-        signs = rng.choice([-1.0, 1.0], size=x.size)
-        diagonal += signs * (here - gradient(x + step * signs)) / step / N_SIGNS
+        signs = rng.choice([-1.0, 1.0], size=d)
+        diagonal += signs * product(signs) / N_SIGNS
     return diagonal
 
 

@@ -10,12 +10,7 @@ from typing import Any
 import numpy as np
 
 from pymc_sghmc.gradients.metric import Array
-from pymc_sghmc.tuning.chain_tuning import (
-    MAX_AUTOCORRELATION_TIME,
-    ByHand,
-    ChainTuning,
-    Tuning,
-)
+from pymc_sghmc.tuning.chain_tuning import ByHand, ChainTuning, Tuning
 from pymc_sghmc.tuning.settings import Settings
 from pymc_sghmc.tuning.setups import Setups
 
@@ -24,7 +19,8 @@ __all__ = ["Departures"]
 FAR = 1.5  # sds in some direction by which the mean of the draws may leave the fit's mean, ...
 # ... and chance beside that: n draws' mean with weights growing as t³ has the variance 16/(7n), as
 # many times as draws an independent one takes
-CHANCE = 16 / 7 * MAX_AUTOCORRELATION_TIME
+SLOW = 6.0  # draws that an independent one may take, before draws are made longer
+CHANCE = 16 / 7 * SLOW
 LOST = 1000.0  # sds in some direction at which a chain can't be meant to be
 
 

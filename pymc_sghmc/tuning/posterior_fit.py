@@ -40,6 +40,7 @@ STEEP = 1.0  # slope of log p over one posterior sd that no mode has
 MOST_STEPS = 4  # of Newton's method on all rows
 MOST_SHRUNK = 0.2  # of the step before, with which steps are known to lead to the mode
 NEAR = 0.1  # distance of a good mean from the mode, in posterior standard deviations
+FAR_FROM_SEARCH = 2.0  # sds from where it was seen how log p falls, beyond which that is seen anew
 MOST_EXCESS = 0.5  # of the fall that a Gaussian promises
 MOST_ALONE = 5.0  # nats beyond what it promises to a single draw, of few parameters
 ROUGH = 1.0  # r.m.s. of the force that a Gaussian doesn't have, in sds, that asks for a look
@@ -123,6 +124,7 @@ class _DenseSearch:
                 self.variational = variational_fit(counted, np.array(self.start, dtype=float))
                 if self.variational is not None and self.variational.is_mode:
                     return self.variational
+        searched = x
         if self.optimise and counted.subset is not None:
             x = _at_mode_of_all(counted, x, Dense(factor))
         factor = lower(factor)
@@ -130,7 +132,8 @@ class _DenseSearch:
         slope = 0.0
         if counted.subset is None:
             slope = np.abs(factor.T @ counted(x, counted.subset)[1]).max()
-        if is_mode and counted.subset is not None:  # elsewhere than where the search ended
+        moved = np.abs(Dense(factor).from_theta(x - searched)).max()
+        if is_mode and not moved < FAR_FROM_SEARCH:  # elsewhere than where the search ended
             is_mode = falls_as_fitted(counted, x, factor)
         is_mode = not self.optimise or (is_mode and slope < STEEP)
         fit = GaussianFit(mean=x, metric=Dense(factor), is_mode=bool(is_mode), passes=0.0)
@@ -281,5 +284,5 @@ def falls_as_fitted(counted: CountedPasses, x: Array, factor: Array) -> bool:
     if rough.max() < ROUGH:
         return True
     far = FAR * factor[:, rough.argmax()]
-    falls = [here + slope @ way - counted(x + way, counted.subset)[0] for way in (far, -far)]
-    return bool(min(falls) > LEAST_FALL * FAR**2 / 2)
+    least = min(here + slope @ way - counted(x + way, counted.subset)[0] for way in (far, -far))
+    return bool(least > LEAST_FALL * FAR**2 / 2)

@@ -53,7 +53,7 @@ __all__ = ["Limits", "Setup", "set_up"]
 
 FAR_OUT = 1.5  # sds; of effects of n groups less; points there; and a share of them
 FAR_OF_GROUPS = 1.4  # over √n, of n together, that their distance is farther than on average
-N_FAR_OUT = 16
+N_FAR_OUT = 8
 MOST_POINTS = 0.75
 REFITS = 2  # at most, of the curvature by all rows
 NOISY = 4  # times the median noise, above which a direction gets a scale of its own
@@ -251,5 +251,6 @@ def _points_far_out(fit: GaussianFit, effects: Iterable[slice]) -> list[Array]:
     far = np.full(fit.mean.size, FAR_OUT)
     for place in effects:
         far[place] = min(FAR_OUT, 1 + FAR_OF_GROUPS / math.sqrt(place.stop - place.start))
-    draws = [far * rng.standard_normal(far.size) for _ in range(N_FAR_OUT)]
-    return [fit.mean + fit.metric.to_theta(z) for z in draws]
+    draws = rng.standard_normal((N_FAR_OUT, far.size))
+    draws /= np.sqrt(np.square(draws).mean(axis=0))  # few as they are, as wide as they should be
+    return [fit.mean + fit.metric.to_theta(far * z) for z in draws]

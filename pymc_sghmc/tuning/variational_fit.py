@@ -19,6 +19,7 @@ from pymc_sghmc.gradients.rewrite import MeanField
 from pymc_sghmc.tuning.curvature import (
     CountedPasses,
     Rows,
+    diagonal_by_signs,
     hutchinson_diagonal,
 )
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
@@ -40,10 +41,13 @@ __all__ = [
 
 N_PAIRS = 4  # of draws ±z; pairs make the mean exact where the posterior is symmetric
 ROWS_PER_PARAMETER = 4  # in a share of the rows; with fewer each draw sees all of them
+NATS = 1e-2  # that the last iteration of a first fit gains, ...
+NATS_PER_PARAMETER = 2e-5  # ... or this for each, where that is more
 ROUNDS = 8  # of Newton's
 FEW_ROUNDS = 3  # of the curvature alone, where the mean is given
 NEAR = 0.1  # sds in every direction by which the last of them may move
 FAR = 2.0  # sds by which one may
+SHORT = 0.1  # directions in which the curvature at a start is found, as widths aren't known
 FLAT = 0.05  # least curvature, of that of the coordinates so far, that is believed
 WIDEST = 12.0  # logarithm of a scale over its first guess: nothing is known of it there
 NARROWER = np.array([0.3, 0.03, 0.003, 3e-4])  # first scales, of what curvature promises
@@ -248,7 +252,12 @@ def _minimised(
         jac=True,
         method="L-BFGS-B",
         bounds=[(None, None)] * d + [(-WIDEST, WIDEST)] * d,
-        options={"maxiter": 400, "maxcor": 20, "gtol": 0.0, "ftol": 1e-2 / max(1.0, abs(there))},
+        options={
+            "maxiter": 400,
+            "maxcor": 20,
+            "gtol": 0.0,
+            "ftol": max(NATS, NATS_PER_PARAMETER * d) / max(1.0, abs(there)),
+        },
     )
     # a flat direction, or one in which it shrinks to a point
     if np.abs(optimum.x[d:]).max() == WIDEST:
@@ -258,8 +267,12 @@ def _minimised(
 
 def first_scales(counted: CountedPasses, start: Array) -> Array:
     """1/√|curvature| of each parameter at the start, (d,), and 1 at most."""
-    gradient = counted.gradient(counted.subset)
-    diagonal = hutchinson_diagonal(gradient, start, np.random.default_rng(2), step=1e-4)
+    rng = np.random.default_rng(2)
+    if counted.has_exact_hessian:  # one pass for all directions
+        product = counted.hessian_product([start], [counted.subset])
+        diagonal = diagonal_by_signs(lambda v: product(SHORT * v) / SHORT, start.size, rng)
+    else:
+        diagonal = hutchinson_diagonal(counted.gradient(counted.subset), start, rng, step=1e-4)
     return 1 / np.sqrt(np.maximum(np.abs(np.nan_to_num(diagonal)), 1.0))
 
 

@@ -10,6 +10,7 @@ from targets import gradient_of
 from pymc_sghmc.gradients.second_derivatives import second_derivatives
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.tuning.curvature import CountedPasses, hessian_by_differences
+from pymc_sghmc.tuning.variational_fit import first_scales
 
 N = 300
 G = 70
@@ -195,6 +196,25 @@ def test_hessians_are_exact_in_all_coordinates_of_effects(write):
         v = rng.standard_normal(d)
         product = counted.hessian_product(some, [None, None])(v)
         np.testing.assert_allclose(product, expected @ v, atol=0.01 * np.abs(expected @ v).max())
+        before = counted.passes
+        counted.hessian_product(some, [None, None])
+        assert counted.passes - before == len(some)  # curvatures and slopes of rows in one each
+
+
+def test_first_scales_are_those_by_differences_in_one_pass():
+    with pm.Model() as model:
+        centred_effects()
+    gradient = gradient_of(model, 20, rewriting=Rewriting(may_centre=True), compile_kwargs=PYTHON)
+    start = points(CountedPasses(gradient.passes), 1)[0]
+    by_differences = CountedPasses(gradient.passes)
+    expected = first_scales(by_differences, start)
+    gradient.passes.second_derivatives = second_derivatives(gradient.density)
+    counted = CountedPasses(gradient.passes)
+    assert counted.has_exact_hessian  # which derivatives of rows take passes for, once
+    before = counted.passes
+    np.testing.assert_allclose(first_scales(counted, start), expected, rtol=1e-3)
+    assert counted.passes - before == 1
+    assert by_differences.passes > 10
 
 
 def test_rows_that_see_no_linear_predictor_have_differences():

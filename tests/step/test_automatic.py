@@ -17,10 +17,12 @@ from model_collection import real as references
 from model_collection.small import GaussianMean, linear_regression
 from modes import FAST, PYTHON, QUIET, C
 from pymc.exceptions import SamplingError
+from scipy.stats import chi2
 
 from pymc_sghmc import SGHMC, SGLD, schedules
 from pymc_sghmc.gradients.metric import Identity
 from pymc_sghmc.step.chain import FEW_SENT_BACK
+from pymc_sghmc.step.draw import largest_energy
 from pymc_sghmc.tuning import setups
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 
@@ -559,6 +561,13 @@ def test_divergence_while_tuning_lowers_the_rate_and_goes_on():
     assert stats["warning"] is not None
     with pytest.raises(SamplingError, match="SGHMC stopped"):
         step.step(point)
+
+
+@pytest.mark.parametrize("d", [1, 3, 28, 500, 10_000])
+def test_energies_that_no_chain_has_are_divergences(d):
+    """Of momenta that are Gaussian; and a few times what is expected is one for few parameters."""
+    assert chi2.logsf(2 * largest_energy(d), d) < -30
+    assert largest_energy(28) < 3 * 28 < 1000 / 2 < largest_energy(1000)
 
 
 def test_position_that_overflows_is_a_divergence():

@@ -80,10 +80,10 @@ def tuned(x, **kwargs):
 
 def test_slow_chains_get_longer_draws_and_others_do_not():
     rng = np.random.default_rng(4)
-    fast = tuned(autoregression(0.3, 1000, 200, rng))
+    fast = tuned(autoregression(0.1, 1000, 200, rng))
     assert fast.n_steps_multiplier == 1.0
     assert inner_steps(fast) == 10
-    x = autoregression(0.3, 1000, 200, rng)
+    x = autoregression(0.1, 1000, 200, rng)
     x[:, 7] = autoregression(0.98, 1000, 1, rng)[:, 0]
     slow = tuned(x)
     least = MAX_AUTOCORRELATION_TIME / WANTED_AUTOCORRELATION_TIME
