@@ -480,7 +480,7 @@ def test_potentials_over_rows_are_named_beside_minibatches(caplog):
     assert ["'weighted'" in line and "2,000" in line for line in said] == [True]
 
 
-def test_two_modes_fall_back_to_plain_minibatches():
+def test_both_of_two_modes_are_sampled_by_minibatches():
     # ½N(θ, 1) + ½N(−θ, 1): two modes, a start between them, and draws that cross over.
     rng = np.random.default_rng(3)
     y = rng.normal(size=40) + 0.5 * rng.choice([-1, 1], size=40)
@@ -503,8 +503,6 @@ def test_two_modes_fall_back_to_plain_minibatches():
     assert abs(squares.mean() / square - 1) < 0.1 + 4 * scalar(az.mcse, squares) / square
     assert abs(np.mean(squares**2) / fourth - 1) < 0.2 + 4 * scalar(az.mcse, squares**2) / fourth
     assert (np.abs(np.diff(np.sign(x), axis=1)).sum(axis=1) > 0).all()
-    # A chain may come back to them where its centre has moved between the modes.
-    assert idata.sample_stats["control_variates"].values.mean() <= 0.5
 
 
 def growing_curvature(power):
