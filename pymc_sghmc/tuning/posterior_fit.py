@@ -40,7 +40,7 @@ STEEP = 1.0  # slope of log p over one posterior sd that no mode has
 MOST_STEPS = 4  # of Newton's method on all rows
 MOST_SHRUNK = 0.2  # of the step before, with which steps are known to lead to the mode
 NEAR = 0.1  # distance of a good mean from the mode, in posterior standard deviations
-FAR_FROM_SEARCH = 2.0  # sds from where it was seen how log p falls, beyond which that is seen anew
+FAR_FROM_SEARCH = 2.0  # r.m.s. sds from where it was seen how log p falls; farther it is seen anew
 MOST_EXCESS = 0.5  # of the fall that a Gaussian promises
 MOST_ALONE = 5.0  # nats beyond what it promises to a single draw, of few parameters
 ROUGH = 1.0  # r.m.s. of the force that a Gaussian doesn't have, in sds, that asks for a look
@@ -132,7 +132,7 @@ class _DenseSearch:
         slope = 0.0
         if counted.subset is None:
             slope = np.abs(factor.T @ counted(x, counted.subset)[1]).max()
-        moved = np.abs(Dense(factor).from_theta(x - searched)).max()
+        moved = np.sqrt(np.square(Dense(factor).from_theta(x - searched)).mean())
         if is_mode and not moved < FAR_FROM_SEARCH:  # elsewhere than where the search ended
             is_mode = falls_as_fitted(counted, x, factor)
         is_mode = not self.optimise or (is_mode and slope < STEEP)
