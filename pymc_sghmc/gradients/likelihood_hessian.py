@@ -146,15 +146,13 @@ class LikelihoodHessian:
         """See `_MeanLikelihood`; of `mean`'s arguments."""
         if self._second.coordinates.are_own:
             n = len(points)
-            total: list[Array] | None = None
+            means = self._no_curvatures()
             for point, share in zip(points, shares, strict=True):
-                curvatures = [C / n for C in self._of_rows(point, share).curvatures]
-                if total is None:
-                    total = curvatures
-                else:
-                    total = [one + other for one, other in zip(total, curvatures, strict=True)]
-            assert total is not None
-            return _MeanLikelihood(self._from_curvatures(total), np.zeros((n, points[0].size)))
+                of_point = self._of_rows(point, share).curvatures
+                for mean, curvatures in zip(means, of_point, strict=True):
+                    mean += curvatures / n
+            no_slopes = np.zeros((n, points[0].size))
+            return _MeanLikelihood(self._from_curvatures(means), no_slopes)
         hessians = []
         slopes = []
         for point, share in zip(points, shares, strict=True):
@@ -163,6 +161,11 @@ class LikelihoodHessian:
             hessians.append(T.T @ self._from_curvatures(rows.curvatures) @ T)
             slopes.append(rows.slope)
         return _MeanLikelihood(reduce(operator.add, hessians) / len(points), np.array(slopes))
+
+    def _no_curvatures(self) -> list[Array]:
+        """Return zeros for the subset's rows of each group, (n, m, m)."""
+        groups = zip(self._subset, self._second.quadratics, strict=True)
+        return [np.zeros((rows.size, q.m, q.m)) for rows, q in groups]
 
     def _from_curvatures(self, curvatures: Sequence[Array]) -> Any:
         """Hessian of −log-likelihood in θ."""
@@ -200,10 +203,7 @@ class LikelihoodHessian:
                 c = second.first(zeta, k, part.inputs).c[0] if has_slope else None
             return part.chunk, C, c
 
-        curvatures = [
-            np.zeros((rows.size, q.m, q.m))
-            for rows, q in zip(self._subset, second.quadratics, strict=True)
-        ]
+        curvatures = self._no_curvatures()
         slope = np.zeros(self._density.d)
         chunks = with_inputs(self._density, self._data, self._data.chunks(share))
         for chunk, C, c in in_order(of_chunk, chunks):
