@@ -134,11 +134,7 @@ class LikelihoodHessian:
 
     def of_likelihood(self, point: Array) -> csr_array:
         """Return the Hessian of −log-likelihood at a point where θ is linear in φ."""
-        curvatures = self._of_rows(point, self._subset).curvatures
-        if self._second.coordinates.are_own:
-            return csr_array(self._from_curvatures(curvatures))
-        T = self._derivatives(point)
-        return csr_array(T.T @ self._from_curvatures(curvatures) @ T)
+        return csr_array(self._hessian_at(point, self._of_rows(point, self._subset)))
 
     def _likelihood(
         self, points: Sequence[Array], shares: Sequence[Sequence[Array]]
@@ -156,9 +152,8 @@ class LikelihoodHessian:
         hessians = []
         slopes = []
         for point, share in zip(points, shares, strict=True):
-            T = self._derivatives(point)
             rows = self._of_rows(point, share, has_slope=True)
-            hessians.append(T.T @ self._from_curvatures(rows.curvatures) @ T)
+            hessians.append(self._hessian_at(point, rows))
             slopes.append(rows.slope)
         return _MeanLikelihood(reduce(operator.add, hessians) / len(points), np.array(slopes))
 
@@ -166,6 +161,12 @@ class LikelihoodHessian:
         """Return zeros for the subset's rows of each group, (n, m, m)."""
         groups = zip(self._subset, self._second.quadratics, strict=True)
         return [np.zeros((rows.size, q.m, q.m)) for rows, q in groups]
+
+    def _hessian_at(self, point: Array, rows: _RowDerivatives) -> Any:
+        """Hessian of −log-likelihood in φ, without the curvature of θ."""
+        hessian = self._from_curvatures(rows.curvatures)
+        T = self._derivatives(point)
+        return hessian if T is None else T.T @ hessian @ T
 
     def _from_curvatures(self, curvatures: Sequence[Array]) -> Any:
         """Hessian of −log-likelihood in θ."""

@@ -23,6 +23,7 @@ from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.low_rank_fit import low_rank_fit
 from pymc_sghmc.tuning.variational_fit import (
     Walled,
+    excess_forces,
     fit_around,
     lower,
     roughness,
@@ -279,7 +280,7 @@ def falls_as_fitted(counted: CountedPasses, x: Array, factor: Array) -> bool:
     is_alike = of_pairs - promised < np.maximum(MOST_ALONE, MOST_EXCESS * promised)
     if not (of_pairs.mean() < (1 + MOST_EXCESS) * promised.mean() and is_alike.all()):
         return False
-    forces = np.add([factor.T @ (gradient - slope) for _, gradient in there], draws)
+    forces = excess_forces(factor, [gradient - slope for _, gradient in there], draws)
     rough = np.sqrt(np.square(forces).mean(axis=0))
     if rough.max() < ROUGH:
         return True

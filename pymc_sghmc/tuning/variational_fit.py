@@ -7,7 +7,7 @@ SciPy, no samplers.
 
 import math
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ __all__ = [
     "NEAR",
     "StandardDraws",
     "Walled",
+    "excess_forces",
     "first_scales",
     "fit_around",
     "lower",
@@ -305,6 +306,11 @@ def nearer(
     return m + metric.to_theta(step * min(1.0, FAR / max(moved, FAR))), moved
 
 
+def excess_forces(factor: Array, gradients: Sequence[Array], z: Array) -> Array:
+    """Return forces at standard draws z, in sds, beside those of a Gaussian, −z; (k, d)."""
+    return np.add([factor.T @ gradient for gradient in gradients], z)
+
+
 def roughness(
     counted: CountedPasses, m: Array, factor: Array, z: Array, of_mean: bool = True
 ) -> float:
@@ -312,8 +318,7 @@ def roughness(
 
     With the force that all of them have in common, or without.
     """
-    forces = [factor.T @ counted(m + factor @ x, counted.subset)[1] for x in z]
-    rest = np.add(forces, z)
+    rest = excess_forces(factor, [counted(m + factor @ x, counted.subset)[1] for x in z], z)
     if not of_mean:
         rest = rest - rest.mean(axis=0)
     return float(np.sqrt(np.mean(np.square(rest), axis=0).max()))

@@ -361,7 +361,10 @@ class WithWall:
         self.slope = slope
 
     def __call__(self, x, rows):
-        return -0.5 * np.square(x).sum() - self.slope * max(x[-1], 0.0), -x
+        gradient = -x
+        if x[-1] > 0:
+            gradient[-1] -= self.slope
+        return -0.5 * np.square(x).sum() - self.slope * max(x[-1], 0.0), gradient
 
 
 @pytest.mark.parametrize(("slope", "is_alike"), [(0.0, True), (1.0, True), (20.0, False)])
@@ -374,12 +377,11 @@ def test_a_wall_along_one_of_many_directions_is_seen(slope, is_alike):
 
 
 class HalfWithWall(WithWall):
-    """N(0, 1), and a wall below zero in the last direction, of 50 or so posterior sds a unit."""
+    """N(0, 1) in d directions, and a wall of some slope below zero of the last of them."""
 
     def __call__(self, x, rows):
-        is_beyond = x[-1] < 0
         gradient = -x
-        if is_beyond:
+        if x[-1] < 0:
             gradient[-1] += self.slope
         return -0.5 * np.square(x).sum() + self.slope * min(x[-1], 0.0), gradient
 
