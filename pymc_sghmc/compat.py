@@ -89,9 +89,6 @@ class WithoutInnerGraphs(GraphRewriter):
     In PyTensor 3 (PyMC 6) softmax and logsumexp are such.
     """
 
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        """Nothing is required."""
-
     def apply(self, fgraph: FunctionGraph) -> None:
         """Replace them all."""
         while whole := [n for n in fgraph.apply_nodes if isinstance(n.op, OpFromGraph)]:

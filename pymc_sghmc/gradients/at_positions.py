@@ -11,7 +11,7 @@ from pytensor.graph.replace import vectorize_graph
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.protocols import Array
 
-__all__ = ["at_positions"]
+__all__ = ["at_positions", "at_positions_one_by_one"]
 
 
 def at_positions(
@@ -19,9 +19,10 @@ def at_positions(
     outputs: Sequence[pt.TensorVariable],
     vectors: Sequence[pt.TensorVariable],
     inputs: Sequence[pt.TensorVariable],
-    is_of_many: bool = True,
 ) -> Callable[..., list[Array]]:
     """Compile f(*vectors, *inputs), each of whose outputs has a leading axis of P.
+
+    One call takes all positions, where the graph can be written for them.
 
     Parameters
     ----------
@@ -32,14 +33,9 @@ def at_positions(
         Of each of which there are P, (P, d).
     inputs : list of TensorVariable
         That are the same for all of them; the data and the density's other inputs come after them.
-    is_of_many : bool, default True
-        Whether one call takes all positions, where the graph can be written for them; else there
-        is one for each.
     """
     graph = density.graph
     others = [*inputs, *graph.arrays, *graph.given]
-    if not is_of_many:
-        return _one_by_one(density, outputs, vectors, others)
     of_many = {vector: pt.matrix(vector.name, dtype=vector.dtype) for vector in vectors}
     first, *_ = of_many.values()
     many = []
@@ -51,15 +47,18 @@ def at_positions(
             many.append(new)
         return density.compiled([*of_many.values(), *others], many)
     except (TypeError, ValueError, NotImplementedError):  # an operation that has no such form
-        return _one_by_one(density, outputs, vectors, others)
+        return at_positions_one_by_one(density, outputs, vectors, inputs)
 
 
-def _one_by_one(
+def at_positions_one_by_one(
     density: LogDensity,
     outputs: Sequence[pt.TensorVariable],
     vectors: Sequence[pt.TensorVariable],
-    others: Sequence[pt.TensorVariable],
-) -> "_OneByOne":
+    inputs: Sequence[pt.TensorVariable],
+) -> Callable[..., list[Array]]:
+    """Compile the same, with a call of the compiled function for each position."""
+    graph = density.graph
+    others = [*inputs, *graph.arrays, *graph.given]
     return _OneByOne(density.compiled([*vectors, *others], outputs), len(vectors))
 
 

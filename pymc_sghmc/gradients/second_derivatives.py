@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc_sghmc.gradients.at_positions import at_positions
+from pymc_sghmc.gradients.at_positions import at_positions, at_positions_one_by_one
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.jacobians import Jacobian, jacobian
 from pymc_sghmc.gradients.row_coordinates import RowCoordinates
@@ -178,5 +178,5 @@ def _gradient_without_rows(
     [of_prior] = graph.at_position([joined])
     g = graph.position.type("slopes_of_rows")
     [of_rows] = coordinates.pulled_back(density, [g])
-    is_of_many = density.d <= MOST_UNKNOWNS
-    return at_positions(density, [of_prior + of_rows], [graph.position, g], [], is_of_many)
+    compiled = at_positions if density.d <= MOST_UNKNOWNS else at_positions_one_by_one
+    return compiled(density, [of_prior + of_rows], [graph.position, g], [])

@@ -70,9 +70,6 @@ class LargestOfRows(_NumbaOperation):
 class _WithQuickOperations(GraphRewriter):
     """Replaces operations by those of this file."""
 
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        """Nothing is required."""
-
     def apply(self, fgraph: FunctionGraph) -> None:
         """Replace them all."""
         for node in fgraph.toposort():

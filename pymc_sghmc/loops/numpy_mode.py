@@ -175,9 +175,6 @@ def _is_ufunc(node: Apply) -> bool:
 class _WithFunctionsOfArrays(GraphRewriter):
     """Replaces operations by functions of arrays, wherever one is known."""
 
-    def add_requirements(self, fgraph: FunctionGraph) -> None:
-        """Nothing is required."""
-
     def apply(self, fgraph: FunctionGraph) -> None:
         """Replace them all."""
         WithoutInnerGraphs().apply(fgraph)

@@ -15,18 +15,20 @@ from pymc_sghmc.gradients.metric import Array, Dense, Metric
 from pymc_sghmc.gradients.noise import RowGradient
 from pymc_sghmc.gradients.passes import Passes
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
+from pymc_sghmc.tuning.far_noise import (
+    HEAT,
+    HEAT_OF_LESS,
+    noise_along_parameters,
+    noise_at_edges,
+    noise_of_far_effects,
+)
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.gaussianity import FarOut, far_out
 from pymc_sghmc.tuning.noise_around import (
-    HEAT,
-    HEAT_OF_LESS,
     N_SIGNED,
     SecondOrderNoise,
     is_over_rows,
     noise_around,
-    noise_at_edge,
-    noise_at_edges,
-    noise_of_far_effects,
     noise_over_rows,
     second_order_noise,
 )
@@ -161,7 +163,7 @@ def _noise_of_second(
     passes = noise.passes + len(skewed.edges) * second.noise_share
     far = max(float(noise.far.max()), MOST_FAR_NOISE * at_edges)
     if second.density.has_long_tails:
-        far = max(far, MOST_FAR_NOISE * noise_at_edge(second, fit, metric))
+        far = max(far, MOST_FAR_NOISE * noise_along_parameters(second, fit, metric))
     elif second.density.group_coefficients:
         heat = HEAT if noise.limit > MAX_LEARNING_RATE else HEAT_OF_LESS
         of_effects = noise_of_far_effects(second, fit, heat)

@@ -27,8 +27,8 @@ from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.rows.data import Minibatch
 from pymc_sghmc.step import log
+from pymc_sghmc.tuning.far_noise import noise_along_parameters
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
-from pymc_sghmc.tuning.noise_around import noise_at_edge
 
 GROUPS, N = 12, 60
 rng = np.random.default_rng(0)
@@ -391,7 +391,7 @@ def test_noise_far_out_is_that_of_the_worst_unknown():
     centre = GaussianFit(position, metric, is_mode=True, passes=0.0)
     [n] = data.batch_sizes
     expected = pytest.approx(max(found) / n / 0.5, rel=0.02)
-    assert noise_at_edge(second, centre, metric) == expected
+    assert noise_along_parameters(second, centre, metric) == expected
 
 
 @pytest.mark.parametrize("k", [4, 5])

@@ -11,9 +11,9 @@ from scipy.integrate import quad
 from pymc_sghmc import SGHMC
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.row_coordinates import RowCoordinates
-from pymc_sghmc.tuning import noise_around
+from pymc_sghmc.tuning import far_noise
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
-from pymc_sghmc.tuning.noise_around import (
+from pymc_sghmc.tuning.far_noise import (
     HEAT,
     MOST_EXCESS,
     bearable_noise,
@@ -73,20 +73,20 @@ def test_far_places_where_nothing_is_finite_end_the_search(n_finite, monkeypatch
     second = step.tuner.gradients[2]
     fit = step.tuner.setup.fit
     second.set_centre(fit.mean, fit.metric)
-    variances = noise_around._second_order_variances
-    column = max(noise_around.columns_of(second.derivatives.shapes), key=len)
+    variances = far_noise.second_order_variances
+    column = max(far_noise.columns_of(second.derivatives.shapes), key=len)
     scales = fit.metric.diagonal()
 
     def overflowing(second, points, coordinates):
         """Variances within some distances of the mean."""
         far = [np.abs((point - fit.mean) / scales.scales).max() for point in points]
-        if max(far) > n_finite * 1.01 * noise_around.FAR_EFFECTS[0]:
+        if max(far) > n_finite * 1.01 * far_noise.FAR_EFFECTS[0]:
             raise NonFinite(fit.mean, fit.mean, np.nan)
         return variances(second, points, coordinates)
 
-    monkeypatch.setattr(noise_around, "_second_order_variances", overflowing)
+    monkeypatch.setattr(far_noise, "second_order_variances", overflowing)
     largest = noise_of_far_effects(second, fit).largest
-    assert len(noise_around._way_out(second, fit, column, 1.0).ends) > n_finite
+    assert len(far_noise._way_out(second, fit, column, 1.0).ends) > n_finite
     assert (largest == np.inf) == (n_finite == 0)
 
 
