@@ -121,7 +121,8 @@ class SharedArguments(TypedDict, total=False):
         all rows. "auto" chooses the number that gives the most effective draws per second, by the
         measured noise: 10 to 5,000, or all. It takes the batches of ``pm.Minibatch`` where the
         model has one, and all data where they have fewer than 1,000 rows or no rows that are
-        independent.
+        independent. A number that is given is raised, with a warning, where a chain would be lost
+        with so few rows, unless ``gradient`` or ``learning_rate`` is given, too.
         A dict is for likelihoods with different numbers of rows: its keys are observed variables,
         data containers or dims. ``None`` uses all data at every step.
     data : dict, data frame, path or loader, optional

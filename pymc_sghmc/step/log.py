@@ -11,6 +11,7 @@ from pymc_sghmc.hierarchy.placement import TOLERANCE
 from pymc_sghmc.step.setup_display import SetupDisplay
 from pymc_sghmc.tuning.budget import MANY
 from pymc_sghmc.tuning.pool_report import PoolReport
+from pymc_sghmc.tuning.sizes import RowChoice
 from pymc_sghmc.tuning.tuner import Tuner
 
 __all__ = ["WRONG", "log_rows_elsewhere", "log_setup", "log_windows"]
@@ -62,7 +63,8 @@ def log_setup(
             "two standard deviations or more from the reference point with so few rows."
         )
     density = tuner.gradient.density
-    is_skewed = tuner.finds_rows and tuner.takes_all_rows(tuning) and bool(setup.skewed)
+    may_choose = tuner.row_choice is not RowChoice.AS_GIVEN
+    is_skewed = may_choose and tuner.takes_all_rows(tuning) and bool(setup.skewed)
     if is_skewed and isinstance(density, LogDensity):
         own_names = [density.unknowns.own_name_of(place) for place in setup.skewed]
         names = ", ".join(dict.fromkeys(own_names))

@@ -5,7 +5,9 @@ a chain, the inner steps of a draw, statistics, saved states and errors. Contain
 sampler.
 """
 
-from typing import Unpack
+from collections.abc import Mapping
+from numbers import Integral
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -48,6 +50,7 @@ from pymc_sghmc.step.setup_display import COMPILING, shown
 from pymc_sghmc.step.signature import show_shared_arguments
 from pymc_sghmc.step.warn import (
     draw_warning,
+    more_rows_warning,
     refuse_odd_values,
     refuse_single_rows,
     slower_gradient_warning,
@@ -58,6 +61,7 @@ from pymc_sghmc.step.warn import (
 from pymc_sghmc.tuning.linear_step import Rule
 from pymc_sghmc.tuning.noise_estimates import GivenNoise
 from pymc_sghmc.tuning.settings import Settings
+from pymc_sghmc.tuning.sizes import RowChoice
 from pymc_sghmc.tuning.tuner import Points, Tuner
 
 __all__ = ["StochasticGradientStep"]
@@ -170,7 +174,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
                 is_initial_given=is_start_given(model, given["initial_point"], self.vars),
                 reference=centre,
             ),
-            finds_rows=given["batch_size"] == "auto" and not _has_minibatches(model),
+            row_choice=_row_choice(model, given),
         )
         n_steps = given["n_steps"]
         varies = callable(given["learning_rate"])
@@ -280,12 +284,16 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             return self._stop(point, error, draw, start)
         statistics = draw.statistics(target, chain, tuner.settings, self.statistics)
         chain.state = draw.state
+        warning = None
         if self.tune:
             temperature = statistics["configurational_temperature"]
+            before = chain.tuning
             chain.learn(tuner, target, position, temperature, self.rng)
+            warning = more_rows_warning(tuner, before, chain.tuning, chain.n_updates)
         else:
             chain.n_kept += 1
-        statistics["warning"] = draw_warning(type(self).__name__, tuner, chain, position)
+        warning = warning or draw_warning(type(self).__name__, tuner, chain, position)
+        statistics["warning"] = warning
         in_model = density.to_model(position)
         self.draws.remember(in_model)
         new = self.unknowns.unravel(in_model, point)
@@ -301,6 +309,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         chain.begin_anew(slower)
         new = self._point(self.tuner.setups.start(self.rng), point)
         warning = slower_gradient_warning(old, slower, chain.n_updates)
+        warning = warning or more_rows_warning(self.tuner, old, slower, chain.n_updates)
         return new, [draw.statistics_of_fault(self, warning)]
 
     def _sent_back(self, point, draw):
@@ -347,6 +356,19 @@ class StochasticGradientStep(ByHandle, ChainSetup):
     def competence(var, has_grad):
         """Never assigned to a variable by PyMC itself: minibatches are the user's choice."""
         return Competence.INCOMPATIBLE
+
+
+def _row_choice(model: Model, given: Mapping[str, Any]) -> RowChoice:
+    """Say what may be chosen of the number of rows.
+
+    More than given are taken only where all else is left to the step, too: settings by hand are for
+    the rows that were given.
+    """
+    if given["batch_size"] == "auto":
+        return RowChoice.AS_GIVEN if _has_minibatches(model) else RowChoice.FREE
+    is_number = isinstance(given["batch_size"], Integral)
+    is_automatic = given["gradient"] == "auto" and given["learning_rate"] == "auto"
+    return RowChoice.AT_LEAST if is_number and is_automatic else RowChoice.AS_GIVEN
 
 
 def _has_minibatches(model: Model) -> bool:

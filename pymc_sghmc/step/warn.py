@@ -22,9 +22,11 @@ from pymc_sghmc.step.explain import likely_causes, shown_row
 from pymc_sghmc.step.log import WRONG
 from pymc_sghmc.tuning.chain_tuning import ByHand
 from pymc_sghmc.tuning.modes import MOST_MODES
+from pymc_sghmc.tuning.sizes import RowChoice
 
 __all__ = [
     "draw_warning",
+    "more_rows_warning",
     "refuse_odd_values",
     "refuse_single_rows",
     "slower_gradient_warning",
@@ -139,6 +141,8 @@ def warn_of_setup(sampler: str, tuner: Any, tuning: Any) -> None:
             "NUTS."
         )
     _warn_of_modes(sampler, tuner)
+    if tuner.row_choice is RowChoice.AT_LEAST and tuning.rows is not None:
+        _log.warning(_too_few_rows(sampler, tuner, tuning))
     pool = tuner.pool_report(tuning)
     if pool is not None and not pool.serves:
         _log.warning(_small_pool(sampler, pool))
@@ -207,6 +211,32 @@ def slower_gradient_warning(old: Any, new: Any, n_updates: int) -> SamplerWarnin
         "another gradient, which needs more rows for the same effective draws.",
         n_updates,
     )
+
+
+def more_rows_warning(tuner: Any, old: Any, new: Any, n_updates: int) -> SamplerWarning | None:
+    """Report that a chain takes more rows than were given, from a tuning draw on."""
+    if tuner.row_choice is not RowChoice.AT_LEAST or old.rows == new.rows:
+        return None
+    return _warning(
+        f"While tuning, the chain took batch_size={tuner.given_rows} for too few rows. It goes on "
+        f"with {_rows_of(tuner, new)}.",
+        n_updates,
+    )
+
+
+def _too_few_rows(sampler: str, tuner: Any, tuning: Any) -> str:
+    return (
+        f"{sampler}: batch_size={tuner.given_rows} is too few rows for this model, as control "
+        f"variates would be too noisy far out. Each step takes {_rows_of(tuner, tuning)}. Leave "
+        "batch_size out to have the number chosen."
+    )
+
+
+def _rows_of(tuner: Any, tuning: Any) -> str:
+    """Say how many rows there are in a minibatch whose number was chosen."""
+    unit = "rows" if marginal_of(tuner.gradient.density) is None else "groups"
+    all_of_them = "all " if tuner.takes_all_rows(tuning) else ""
+    return f"{all_of_them}{tuning.rows:,} {unit}"
 
 
 def draw_warning(

@@ -17,11 +17,12 @@ from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.tuning.budget import WITHOUT_NOISE, score
 from pymc_sghmc.tuning.chain_tuning import ByHand, ChainTuning, Tuning, is_power_of_two
 from pymc_sghmc.tuning.departures import Departures
-from pymc_sghmc.tuning.gradient_noise import TunedGradient
+from pymc_sghmc.tuning.gradient_noise import MOST_FAR_NOISE, TunedGradient
 from pymc_sghmc.tuning.noise_around import effect_noise_from_all_rows
 from pymc_sghmc.tuning.options import options, resized
 from pymc_sghmc.tuning.settings import Settings
 from pymc_sghmc.tuning.setups import Setups
+from pymc_sghmc.tuning.sizes import RowChoice, RowCounts
 
 __all__ = ["Chooser", "Learnt"]
 
@@ -53,7 +54,7 @@ class Chooser:
     setups : Setups
     may_change : bool
         Whether the kind of gradient is chosen.
-    finds_rows : bool
+    row_choice : RowChoice
         Whether the number of rows is chosen.
     """
 
@@ -64,14 +65,14 @@ class Chooser:
         setups: Setups,
         *,
         may_change: bool,
-        finds_rows: bool,
+        row_choice: RowChoice,
     ) -> None:
         self._gradient: TunedGradient = gradients[0]
         self._gradients = gradients
         self._settings = settings
         self._setups = setups
         self._may_change = may_change
-        self._finds_rows = finds_rows
+        self._row_choice = row_choice
         self.departures = Departures(settings, setups, gradients[2])
 
     @property
@@ -89,11 +90,38 @@ class Chooser:
 
     def first(self) -> ChainTuning:
         """Choose by the noise around the fit, and the gradient that mixes faster."""
-        data = self._gradient.data if self._finds_rows else None
-        if data is not None:
+        data = self._gradient.data
+        if self._row_choice is not RowChoice.AS_GIVEN:
             data.resize(None)  # with so many rows the noise was measured
-        tunings = options(self._setups.made, self._setups.request, self._may_change, data)
-        return self._best([self._chosen(tuning) for tuning in tunings])
+        if self._row_choice is RowChoice.FREE:
+            return self._best(self._options(data))
+        as_given = self._best(self._options(None))
+        if self._row_choice is RowChoice.AS_GIVEN or self._given_rows_serve():
+            return as_given
+        return self._more_than_given(data) or as_given
+
+    def _options(self, data: RowCounts | None) -> list[ChainTuning]:
+        """Return all gradients, with numbers of rows if these are to be chosen, and settings."""
+        found = options(
+            self._setups.made, self._setups.request, self._may_change, data, self._row_choice
+        )
+        return [self._chosen(tuning) for tuning in found]
+
+    def _given_rows_serve(self) -> bool:
+        """Whether second-order control variates, where the model has them, are safe with these."""
+        noise = self._setups.made.noise
+        is_safe = noise.second_order is not None and noise.second_order_far <= MOST_FAR_NOISE
+        return is_safe or self._gradients[2] is None
+
+    def _more_than_given(self, data: RowCounts) -> ChainTuning | None:
+        """Return settings with more rows than given, if these are clearly better."""
+        [n, *_] = data.noisy_batch_sizes
+        tunings = self._options(data)
+        best = self._best(tunings)
+        given = [score(tuning) for tuning in tunings if tuning.rows == n]
+        is_safe = best.order == 2 or self.takes_all_rows(best)
+        is_better = is_safe or score(best) > CLEARLY * max(given, default=0.0)
+        return best if is_better and best.rows != n else None
 
     def _best(self, tunings: Sequence[ChainTuning]) -> ChainTuning:
         """Return that which mixes fastest, or all rows where that takes little more work.
@@ -182,14 +210,25 @@ class Chooser:
     def _with_more_rows(self, tuning: ChainTuning) -> ChainTuning:
         """Take more rows where that is clearly better, by the noise that the chain has measured."""
         data = self._gradient.data
-        if not self._finds_rows or tuning.order == 2 or self.takes_all_rows(tuning):
+        if not self._may_take_more(tuning):
             return tuning
         data.resize(None)
-        others = [self._chosen(other) for other in resized(tuning, self._setups.made, data)]
+        [given, *_] = data.noisy_batch_sizes
+        rows = tuning.rows or given
+        now = replace(tuning, rows=rows, rows_of_each=data.rows_of_each)
+        others = [self._chosen(other) for other in resized(now, self._setups.made, data)]
         data.resize(tuning.rows)
-        best = self._best([tuning, *others])
-        is_better = self.takes_all_rows(best) or score(best) > CLEARLY * score(tuning)
+        best = self._best([now, *others])
+        is_better = self.takes_all_rows(best) or score(best) > CLEARLY * score(now)
         return best if is_better else tuning
+
+    def _may_take_more(self, tuning: ChainTuning) -> bool:
+        """Whether it may have more rows; than given only if the chain has diverged, or has more."""
+        if tuning.order == 2 or self.takes_all_rows(tuning):
+            return False
+        if self._row_choice is RowChoice.AT_LEAST:
+            return tuning.rows is not None or tuning.n_divergences > 0
+        return self._row_choice is RowChoice.FREE
 
     def _reconsidered(
         self, tuning: ChainTuning, position: Array, rng: np.random.Generator

@@ -13,6 +13,7 @@ from pymc_sghmc.tuning.gradient_noise import MOST_FAR_NOISE
 from pymc_sghmc.tuning.setup import Setup
 from pymc_sghmc.tuning.setup_request import SetupRequest
 from pymc_sghmc.tuning.sizes import (
+    RowChoice,
     RowCounts,
     all_rows_are_in_question,
     all_rows_may_be_used,
@@ -23,7 +24,11 @@ __all__ = ["options", "resized"]
 
 
 def options(
-    setup: Setup, request: SetupRequest | None, may_change: bool, data: RowCounts | None = None
+    setup: Setup,
+    request: SetupRequest | None,
+    may_change: bool,
+    data: RowCounts | None = None,
+    choice: RowChoice = RowChoice.FREE,
 ) -> list[ChainTuning]:
     """Return the gradients that may be used after this set-up, without settings.
 
@@ -36,6 +41,8 @@ def options(
         Whether the plain gradient is one of them beside control variates.
     data : RowCounts, optional
         Whose minibatches' number of rows is to be chosen, too.
+    choice : RowChoice
+        Among which numbers.
     """
     # Where no Gaussian is near, chains seldom visit some places, which short draws don't show.
     is_gaussian = setup.fit.is_mode and setup.is_gaussian
@@ -46,7 +53,8 @@ def options(
     far_out = setup.limits.far_out
     limit = min(MAX_LEARNING_RATE, far_out)
     tunings = []
-    if noise.second_order is not None:
+    is_safe_as_given = noise.second_order_far <= MOST_FAR_NOISE
+    if noise.second_order is not None and (data is not None or is_safe_as_given):
         limit_of_second = min(setup.limits.second_order, far_out)
         tunings.append(new(order=2, noise=noise.second_order, limit=limit_of_second))
     if noise.first_order is not None:
@@ -58,13 +66,15 @@ def options(
     if setup.skewed and noise.second_order is None and all_rows_may_be_used(data):
         # far out on one side minibatches are noisier than the force back can bear
         return [_exact(new(order=0, noise=noise.plain), setup, data)]
-    return [sized for tuning in tunings for sized in _of_sizes(tuning, setup, data)]
+    return [sized for tuning in tunings for sized in _of_sizes(tuning, setup, data, choice)]
 
 
-def _of_sizes(tuning: ChainTuning, setup: Setup, data: RowCounts) -> list[ChainTuning]:
+def _of_sizes(
+    tuning: ChainTuning, setup: Setup, data: RowCounts, choice: RowChoice
+) -> list[ChainTuning]:
     """Return the same with other numbers of rows, as far as they may serve."""
     [n, *_] = data.noisy_batch_sizes
-    sizes = sizes_in_question(data, tuning.order)
+    sizes = sizes_in_question(data, tuning.order, choice)
     if tuning.order == 2:
         far_noise = setup.noise.second_order_far
         sizes = [size for size in sizes if far_noise * n / size <= MOST_FAR_NOISE]

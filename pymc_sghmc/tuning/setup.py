@@ -47,7 +47,7 @@ from pymc_sghmc.tuning.gradient_noise import (
 )
 from pymc_sghmc.tuning.posterior_fit import fit_posterior
 from pymc_sghmc.tuning.setup_request import SetupRequest
-from pymc_sghmc.tuning.sizes import all_rows_cost_little, sizes_in_question
+from pymc_sghmc.tuning.sizes import RowChoice, all_rows_cost_little, sizes_in_question
 
 __all__ = ["Limits", "Setup", "set_up"]
 
@@ -93,7 +93,7 @@ def set_up(
     preconditioner: Any,
     optimise: bool,
     temperature: float,
-    finds_rows: bool = False,
+    row_choice: RowChoice = RowChoice.AS_GIVEN,
 ) -> Setup:
     """Fit a Gaussian from ``start``, and measure the noise of all gradients around it.
 
@@ -112,8 +112,8 @@ def set_up(
         ``False``: the start is the mean of the fit.
     temperature : float
         The noise is measured at draws from the fit with this temperature.
-    finds_rows : bool, default False
-        Whether the number of rows in a minibatch is chosen afterwards.
+    row_choice : RowChoice
+        How the number of rows in a minibatch is chosen afterwards.
     """
     gradient.data.resize(None)
     begin_phase("fitting a Gaussian to the posterior")
@@ -125,8 +125,9 @@ def set_up(
     begin_phase("measuring the noise of gradients")
     has_subset = max(gradient.data.n_rows, default=0) > SUBSET_ROWS
     growth = 1.0
+    finds_rows = row_choice is not RowChoice.AS_GIVEN
     if finds_rows:
-        sizes = sizes_in_question(gradient.data, order=2)
+        sizes = sizes_in_question(gradient.data, 2, row_choice)
         growth = max(sizes) / sizes[0]
     most_far = MOST_FAR_NOISE * growth
     found = measure_noise(gradient, expansions, fit, metric, temperature, most_far)

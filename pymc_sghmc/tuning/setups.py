@@ -17,6 +17,7 @@ from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.gradient_noise import TunedGradient
 from pymc_sghmc.tuning.setup import Setup, set_up
 from pymc_sghmc.tuning.setup_request import DataId, SetupRequest
+from pymc_sghmc.tuning.sizes import RowChoice
 
 __all__ = ["Setups"]
 
@@ -38,8 +39,8 @@ class Setups:
     reference_point : array of shape (d,) or None
         A point to use instead of the mode.
     temperature : float
-    finds_rows : bool, default False
-        Whether the number of rows in a minibatch is chosen afterwards.
+    row_choice : RowChoice
+        How the number of rows in a minibatch is chosen afterwards.
 
     Attributes
     ----------
@@ -57,14 +58,14 @@ class Setups:
         preconditioner: Any,
         reference_point: Array | None,
         temperature: float,
-        finds_rows: bool = False,
+        row_choice: RowChoice = RowChoice.AS_GIVEN,
     ) -> None:
         self._gradient = gradient
         self._expansions = expansions
         self._preconditioner = preconditioner
         self.reference_point = reference_point
         self._temperature = temperature
-        self._finds_rows = finds_rows
+        self._row_choice = row_choice
         self.current: Setup | None = None
         self.request: SetupRequest | None = None
         self._kept: list[
@@ -128,7 +129,7 @@ class Setups:
                     preconditioner=self._preconditioner,
                     optimise=optimise,
                     temperature=self._temperature,
-                    finds_rows=self._finds_rows,
+                    row_choice=self._row_choice,
                 )
             self.current = setup
         else:

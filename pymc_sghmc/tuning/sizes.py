@@ -1,11 +1,13 @@
 """Numbers of rows in a minibatch among which the step chooses. Knows data, no set-ups."""
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Protocol
 
 from pymc_sghmc.tuning.budget import WITHOUT_NOISE, work_of_step
 
 __all__ = [
+    "RowChoice",
     "RowCounts",
     "all_rows_are_in_question",
     "all_rows_cost_little",
@@ -22,6 +24,14 @@ FEWEST = 2
 FEWEST_OF_FEW = 10
 MANY_CLUSTERS = 1000
 MOST_EXACT_ROWS = 1_000_000  # that each step may evaluate where minibatches don't serve
+
+
+class RowChoice(Enum):
+    """What a step may choose of the number of rows in a minibatch."""
+
+    AS_GIVEN = auto()  # nothing
+    AT_LEAST = auto()  # more than given, where second-order control variates need them
+    FREE = auto()
 
 
 class RowCounts(Protocol):
@@ -48,7 +58,7 @@ class RowCounts(Protocol):
         """Rows, on average, of what is drawn: more than one where that is clusters."""
 
 
-def sizes_in_question(data: RowCounts, order: int) -> list[int]:
+def sizes_in_question(data: RowCounts, order: int, choice: RowChoice = RowChoice.FREE) -> list[int]:
     """Return the numbers of rows, or of clusters, that minibatches may have.
 
     Parameters
@@ -57,6 +67,8 @@ def sizes_in_question(data: RowCounts, order: int) -> list[int]:
         Whose minibatches have the number that the noise is measured with, the first of them.
     order : int
         Of the gradient.
+    choice : RowChoice
+        Among all of them, or among that number and more.
     """
     [n, *_] = data.noisy_batch_sizes
     noisy = [rows for rows, is_noisy in zip(data.n_rows, data.is_noisy, strict=True) if is_noisy]
@@ -64,6 +76,8 @@ def sizes_in_question(data: RowCounts, order: int) -> list[int]:
     of_rows = [round(rows / data.rows_of_each) for rows in SIZES[order]]
     in_question = dict.fromkeys(max(fewest, size) for size in of_rows)
     sizes = [n, *(size for size in in_question if size <= max(noisy) // 2)]
+    if choice is RowChoice.AT_LEAST:
+        sizes = [size for size in sizes if size >= n]
     if order == 0 and all_rows_are_in_question(data):
         sizes.append(max(noisy))
     return sizes

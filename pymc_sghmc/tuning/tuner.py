@@ -21,6 +21,7 @@ from pymc_sghmc.tuning.pool_report import PoolReport, pool_report
 from pymc_sghmc.tuning.settings import Settings
 from pymc_sghmc.tuning.setup import Setup
 from pymc_sghmc.tuning.setups import Setups
+from pymc_sghmc.tuning.sizes import RowChoice
 
 __all__ = ["Points", "Start", "Tuner"]
 
@@ -57,7 +58,7 @@ class Tuner:
     kind : {"auto", "plain", "control_variates", "second_order"}
         As given.
     points : Points
-    finds_rows : bool, default False
+    row_choice : RowChoice
         Whether the number of rows is chosen, too.
     """
 
@@ -70,7 +71,7 @@ class Tuner:
         preconditioner: Any,
         kind: str,
         points: Points,
-        finds_rows: bool = False,
+        row_choice: RowChoice = RowChoice.AS_GIVEN,
     ) -> None:
         self.gradient = gradient
         self.gradients = (gradient, *expansions)  # by order
@@ -78,7 +79,9 @@ class Tuner:
         self.initial = points.initial
         self.start_is_given = points.is_initial_given
         self.modes = [self.initial]  # a start in each, for chains in turn
-        self.finds_rows = finds_rows and gradient.order.independent and not gradient.is_exact
+        is_one_number = len(set(gradient.data.noisy_batch_sizes)) == 1
+        has_choice = gradient.order.independent and is_one_number
+        self.row_choice = row_choice if has_choice else RowChoice.AS_GIVEN
         has_expansions = any(expansion is not None for expansion in expansions)
         may_change = has_expansions and kind == "auto"
         estimates = settings.noise.is_tuned and not gradient.is_exact
@@ -87,7 +90,7 @@ class Tuner:
             has_expansions
             or isinstance(preconditioner, str)
             or self.is_tuned
-            or self.finds_rows
+            or self.row_choice is RowChoice.FREE
             or any(rewrite.is_placed for rewrite in gradient.density.rewrites)
         )
         self.setups = Setups(
@@ -96,14 +99,14 @@ class Tuner:
             preconditioner=preconditioner,
             reference_point=points.reference,
             temperature=settings.temperature,
-            finds_rows=self.finds_rows,
+            row_choice=self.row_choice,
         )
         self.chooser = Chooser(
             self.gradients,
             settings,
             self.setups,
             may_change=may_change,
-            finds_rows=self.finds_rows,
+            row_choice=self.row_choice,
         )
         metric: Metric = Identity(gradient.density.d)
         if isinstance(preconditioner, np.ndarray):
@@ -142,6 +145,13 @@ class Tuner:
     def takes_all_rows(self, tuning: Tuning) -> bool:
         """Whether a chain with these settings takes all rows at each step."""
         return self.chooser.takes_all_rows(tuning)
+
+    @property
+    def given_rows(self) -> int:
+        """The number of rows in a minibatch that was given, where it is one for all groups."""
+        data = self.gradient.data
+        sizes = [group.batch_size for group in data.groups]
+        return min(n for n, all_rows in zip(sizes, data.n_rows, strict=True) if n < all_rows)
 
     def begin_chain(self) -> None:
         """Forget the last chain; read the data anew, as ``pm.set_data`` may have changed them."""

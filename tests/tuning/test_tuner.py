@@ -33,6 +33,7 @@ from pymc_sghmc.tuning.options import options
 from pymc_sghmc.tuning.settings import Settings
 from pymc_sghmc.tuning.setup import set_up
 from pymc_sghmc.tuning.setup_request import SetupRequest
+from pymc_sghmc.tuning.sizes import RowChoice
 from pymc_sghmc.tuning.tuner import Points, Tuner
 
 N_ROWS, BATCH_SIZE, D = 400, 20, 2
@@ -102,13 +103,13 @@ def tuner_of(
     temperature=1.0,
     preconditioner="auto",
     centre=None,
-    finds_rows=False,
+    row_choice=RowChoice.AS_GIVEN,
 ):
     arrays = rows() if arrays is None else arrays
     group = Group(len(arrays[0]), batch_size, [], [None, None], {"y": None})
     data = InMemory([group], list(arrays), np.dtype(float), lambda array: array)
     # without replacement: by leverage control variates would compile what they need of each row
-    order = WithReplacement(data) if finds_rows else Epochs(data)
+    order = Epochs(data) if row_choice is RowChoice.AS_GIVEN else WithReplacement(data)
     gradient = MinibatchGradient(Valleys(a), data, order)
     control_variates = None
     if kind != "plain" and not gradient.is_exact:
@@ -128,7 +129,7 @@ def tuner_of(
         preconditioner=preconditioner,
         kind=kind,
         points=Points(np.zeros(D), reference=centre),
-        finds_rows=finds_rows,
+        row_choice=row_choice,
     )
 
 
@@ -221,7 +222,7 @@ def test_an_exact_gradient_gets_the_largest_rate():
     ("n", "scatter", "takes_all"), [(1200, 0.07, True), (MANY_ROWS, 0.05, False)]
 )
 def test_all_rows_are_taken_where_minibatches_save_little(n, scatter, takes_all):
-    tuner = tuner_of(rows(scatter, n=n), batch_size=500, kind="plain", finds_rows=True)
+    tuner = tuner_of(rows(scatter, n=n), batch_size=500, kind="plain", row_choice=RowChoice.FREE)
     tuning = tuner.prepare()
     assert tuner.takes_all_rows(tuning) == takes_all
     assert (tuning.order == 0 and not tuning.noise.any()) == takes_all
@@ -248,7 +249,7 @@ def test_noise_is_measured_more_rarely_after_many_draws(n_tuned):
 
 def test_a_chain_with_more_noise_than_at_its_fit_takes_more_rows():
     """Rows have curvatures of their own, so that their gradients differ more farther out."""
-    tuner = tuner_of(rows(0.05, n=MANY_ROWS), kind="plain", finds_rows=True)
+    tuner = tuner_of(rows(0.05, n=MANY_ROWS), kind="plain", row_choice=RowChoice.FREE)
     first = begun(tuner).tuning
     fit = tuner.setup.fit
     [*_, (near, _)] = measure(tuner, first, 8)
@@ -258,11 +259,25 @@ def test_a_chain_with_more_noise_than_at_its_fit_takes_more_rows():
     assert learnt.rows > first.rows
 
 
-def test_a_chain_that_diverges_on_minibatches_goes_on_with_all_rows():
-    tuner = tuner_of(rows(0.05, n=MANY_ROWS), kind="plain", finds_rows=True)
+def test_a_chain_keeps_a_given_number_of_rows_as_long_as_it_does_not_diverge():
+    """However noisy they are: a shorter step makes up for that."""
+    tuner = tuner_of(rows(0.05, n=MANY_ROWS), kind="plain", row_choice=RowChoice.AT_LEAST)
+    first = begun(tuner).tuning
+    fit = tuner.setup.fit
+    far = fit.mean + 1000 * fit.metric.matrix().sum(axis=1)
+    [*_, (learnt, _)] = measure(tuner, first, 8, position=far)
+    assert first.rows is learnt.rows is None
+    assert learnt.learning_rate < first.learning_rate
+    diverged = tuner.chooser.slower(learnt, tuner.initial)
+    assert diverged.rows > tuner.given_rows == BATCH_SIZE
+
+
+@pytest.mark.parametrize("row_choice", [RowChoice.FREE, RowChoice.AT_LEAST])
+def test_a_chain_that_diverges_on_minibatches_goes_on_with_all_rows(row_choice):
+    tuner = tuner_of(rows(0.05, n=MANY_ROWS), kind="plain", row_choice=row_choice)
     tuning = begun(tuner).tuning
-    assert tuning.rows < MANY_ROWS
-    while tuning.rows < MANY_ROWS:
+    assert (tuning.rows or tuner.given_rows) < MANY_ROWS
+    while (tuning.rows or tuner.given_rows) < MANY_ROWS:
         slower = tuner.chooser.slower(tuning, tuner.initial)
         assert slower.n_divergences == tuning.n_divergences + 1
         tuning = slower

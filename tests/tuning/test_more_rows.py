@@ -1,0 +1,65 @@
+"""More rows than given, where control variates of so few would lose a chain."""
+
+import logging
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from modes import FAST
+
+from pymc_sghmc import SGHMC
+from pymc_sghmc.tuning.gradient_noise import MOST_FAR_NOISE
+
+FEW = 100
+N_ROWS = 1200
+GROUPS = 60
+GROUP = np.arange(N_ROWS) % GROUPS
+
+
+def counts(empty):
+    """Counts in 60 groups of 20 rows, some of them without a single event."""
+    rng = np.random.default_rng(1)
+    y = rng.poisson(np.exp(rng.normal(1, 0.5, GROUPS)[GROUP]))
+    y[np.isin(GROUP, np.arange(empty))] = 0
+    with pm.Model() as model:
+        tau = pm.HalfNormal("tau", 1)
+        u = pm.Normal("u", 0, tau, shape=GROUPS)
+        pm.Poisson("y", pm.math.exp(pm.Normal("a", 0, 2) + u[GROUP]), observed=y)
+    return model
+
+
+@pytest.fixture(scope="module")
+def with_empty_groups():
+    return counts(empty=4)
+
+
+def chosen(model, **settings):
+    """Return a step's tuner and the settings that chains begin with."""
+    step = SGHMC(compile_kwargs=FAST, model=model, **settings)
+    return step.tuner, step.tuner.chooser.first()
+
+
+def test_more_rows_than_given_are_taken_where_these_are_not_safe(with_empty_groups, caplog):
+    with caplog.at_level(logging.WARNING, logger="pymc.sghmc"):
+        tuner, tuning = chosen(with_empty_groups, batch_size=FEW)
+    assert tuning.rows is not None
+    assert tuning.rows > FEW
+    far_noise = tuner.setup.noise.second_order_far * FEW / tuning.rows
+    assert tuner.takes_all_rows(tuning) or (tuning.order == 2 and far_noise <= MOST_FAR_NOISE)
+    [warning] = [text for text in caplog.messages if "too few rows" in text]
+    assert f"batch_size={FEW}" in warning
+    assert f"{tuning.rows:,} rows" in warning
+
+
+@pytest.mark.parametrize("settings", [{"gradient": "control_variates"}, {"learning_rate": 1e-3}])
+def test_rows_are_as_given_beside_other_settings_by_hand(settings, with_empty_groups):
+    _, tuning = chosen(with_empty_groups, batch_size=FEW, **settings)
+    assert tuning.rows is None
+
+
+def test_rows_are_as_given_where_they_serve():
+    tuner, tuning = chosen(counts(empty=0), batch_size=N_ROWS // 2)
+    assert tuning.rows is None
+    assert tuning.order == 2
+    assert tuner.setup.noise.second_order_far <= MOST_FAR_NOISE
