@@ -1,20 +1,10 @@
-"""The laws of the package's integrators on a Gaussian as formulas, and the choice of settings by them.
+"""The laws of the package's integrators on a Gaussian as formulas.
 
 An oracle for what `tuning.linear_step` computes from the rules; `docs/check_formulas.py` and
-``tests/test_tuning.py`` hold the formulas to the discrete Lyapunov equation.
+``tests/tuning/test_tuning.py`` hold the formulas to the discrete Lyapunov equation.
 """
 
 import numpy as np
-
-from pymc_sghmc.tuning.budget import (
-    LITTLE,
-    WIDER,
-    critical_friction,
-    largest_learning_rate,
-    lowered_friction,
-    smallest_friction,
-)
-from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 
 INTEGRATORS = ("euler", "baoab", "sgld")
 
@@ -42,33 +32,6 @@ def relaxation(integrator, eta, alpha, curvature=1.0):
     return 1 - float(np.abs(np.linalg.eigvals(step)).max())
 
 
-def choose(
-    integrator,
-    limit,
-    *,
-    noise,
-    stiffness,
-    slowness,
-    budget,
-    learning_rate,
-    friction,
-    least_friction,
-):
-    """η, α, bias and relaxation that the budget leads to."""
-    eta, alpha = learning_rate, friction
-
-    def bias(eta, alpha):
-        return inflation(integrator, eta, alpha, noise, stiffness)
-
-    def least(eta):
-        return friction or max(critical_friction(eta, slowness), least_friction)
-
-    if eta is None:
-        eta = largest_learning_rate(lambda eta: bias(eta, least(eta)), budget, limit / stiffness)
-    wide = stiffness / WIDER if limit <= MAX_LEARNING_RATE else stiffness
-    slowest = min(slowness, wide)
-    if integrator != "sgld" and friction is None:
-        usual = smallest_friction(lambda alpha: bias(eta, alpha), budget, least(eta))
-        lower = max(critical_friction(eta, slowest), least_friction)
-        alpha = lowered_friction(lambda alpha: bias(eta, alpha), LITTLE * budget, lower, usual)
-    return eta, alpha, bias(eta, alpha), relaxation(integrator, eta, alpha, slowest)
+def critical_friction(eta, curvature):
+    """The least friction at which no step leads to and fro, as by Chen et al. not below 0.01."""
+    return max(1 - np.exp(-2 * np.sqrt(eta * curvature)), 0.01)
