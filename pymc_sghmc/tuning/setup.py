@@ -5,8 +5,9 @@ Deterministic. Knows gradients and fits, no samplers.
 
 import math
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,13 +42,19 @@ from pymc_sghmc.tuning.gaussianity import (
 from pymc_sghmc.tuning.gradient_noise import (
     MOST_FAR_NOISE,
     Anchors,
+    Measured,
     Noise,
     TunedGradient,
     measure_noise,
 )
 from pymc_sghmc.tuning.posterior_fit import fit_posterior
 from pymc_sghmc.tuning.setup_request import SetupRequest
-from pymc_sghmc.tuning.sizes import RowChoice, all_rows_cost_little, sizes_in_question
+from pymc_sghmc.tuning.sizes import (
+    RowChoice,
+    RowCounts,
+    all_rows_cost_little,
+    sizes_in_question,
+)
 
 __all__ = ["Limits", "Setup", "set_up"]
 
@@ -120,30 +127,26 @@ def set_up(
     is_automatic = isinstance(preconditioner, str)
     dense = (is_automatic and preconditioner == "dense") or start.size <= MAX_DENSE
     fit = fit_posterior(gradient.passes, start, dense, optimise, request.metric)
-    metric, curvature = _metric(gradient.passes, fit, preconditioner, dense)
-    metric = metric.astype(gradient.density.dtype)
     begin_phase("measuring the noise of gradients")
-    has_subset = max(gradient.data.n_rows, default=0) > SUBSET_ROWS
-    growth = 1.0
-    finds_rows = row_choice is not RowChoice.AS_GIVEN
-    if finds_rows:
-        sizes = sizes_in_question(gradient.data, 2, row_choice)
-        growth = max(sizes) / sizes[0]
-    most_far = MOST_FAR_NOISE * growth
-    found = measure_noise(gradient, expansions, fit, metric, temperature, most_far)
-    count_passes(found.passes)
-    for _ in range(REFITS):
-        better = fit_of_all_rows(expansions[1], fit) if has_subset else None
-        if better is None:
-            break
-        fit = replace(better, passes=fit.passes + found.passes)
-        metric, curvature = _metric(gradient.passes, fit, preconditioner, dense)
-        metric = metric.astype(gradient.density.dtype)
-        found = measure_noise(gradient, expansions, fit, metric, temperature, most_far)
-        count_passes(found.passes)
+    look = partial(
+        _look_around,
+        gradient=gradient,
+        expansions=expansions,
+        preconditioner=preconditioner,
+        dense=dense,
+        temperature=temperature,
+        most_far_noise=MOST_FAR_NOISE * _most_more_rows(gradient.data, row_choice),
+    )
+    around = look(fit)
+    if max(gradient.data.n_rows, default=0) > SUBSET_ROWS:
+        around = _refitted(around, look, expansions[1])
+    found = around.found
+    fit = around.fit
+    metric = around.metric
+    curvature = around.curvature
     noise = found.noise
     # where a step takes all rows, no direction is noisy
-    may_be_exact = finds_rows and noise.second_order is None
+    may_be_exact = _may_be_exact(noise, expansions[1], row_choice)
     if is_automatic and not (may_be_exact and all_rows_cost_little(gradient.data, start.size)):
         metric, curvature, noise = _with_noisy_directions_shrunk(metric, curvature, noise)
     has_unit_scale = is_automatic and isinstance(metric, Dense)
@@ -170,6 +173,58 @@ def set_up(
         skewed=tuple(dict.fromkeys(edge.place for edge in found.far_out.edges)),
         rewrite_states=tuple(rewrite.state for rewrite in gradient.density.rewrites),
     )
+
+
+class _Around(NamedTuple):
+    """A fit, the metric that comes of it, and the noise around it."""
+
+    fit: GaussianFit
+    metric: Metric
+    curvature: Curvature
+    found: Measured
+
+
+def _look_around(
+    fit: GaussianFit,
+    *,
+    gradient: TunedGradient,
+    expansions: Sequence[Any],
+    preconditioner: Any,
+    dense: bool,
+    temperature: float,
+    most_far_noise: float,
+) -> _Around:
+    """Measure the noise of all gradients around a fit."""
+    metric, curvature = _metric(gradient.passes, fit, preconditioner, dense)
+    metric = metric.astype(gradient.density.dtype)
+    found = measure_noise(gradient, expansions, fit, metric, temperature, most_far_noise)
+    count_passes(found.passes)
+    return _Around(fit, metric, curvature, found)
+
+
+def _refitted(around: _Around, look: Callable[[GaussianFit], _Around], second: Any) -> _Around:
+    """Fit to all rows instead of a subset, by what second-order control variates know of them."""
+    for _ in range(REFITS):
+        better = fit_of_all_rows(second, around.fit)
+        if better is None:
+            break
+        around = look(replace(better, passes=around.fit.passes + around.found.passes))
+    return around
+
+
+def _most_more_rows(data: RowCounts, row_choice: RowChoice) -> float:
+    """How many times as many rows as the noise is measured with minibatches may have."""
+    if row_choice is RowChoice.AS_GIVEN:
+        return 1.0
+    sizes = sizes_in_question(data, 2, row_choice)
+    return max(sizes) / sizes[0]
+
+
+def _may_be_exact(noise: Noise, second: Any, row_choice: RowChoice) -> bool:
+    """Whether steps may take all rows, as second-order control variates don't serve."""
+    if noise.second_order is not None or row_choice is RowChoice.AS_GIVEN:
+        return False
+    return row_choice is RowChoice.FREE or second is not None
 
 
 def _metric(
