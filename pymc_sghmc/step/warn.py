@@ -215,7 +215,7 @@ def slower_gradient_warning(old: Any, new: Any, n_updates: int) -> SamplerWarnin
 
 def more_rows_warning(tuner: Any, old: Any, new: Any, n_updates: int) -> SamplerWarning | None:
     """Report that a chain takes more rows than were given, from a tuning draw on."""
-    if tuner.row_choice is not RowChoice.AT_LEAST or old.rows == new.rows:
+    if tuner.row_choice is not RowChoice.AT_LEAST or (new.rows or 0) <= (old.rows or 0):
         return None
     return _warning(
         f"While tuning, the chain took batch_size={tuner.given_rows} for too few rows. It goes on "

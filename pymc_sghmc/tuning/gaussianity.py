@@ -24,12 +24,17 @@ __all__ = [
 
 FAR = 2.0  # sds
 OFF = 0.5  # of the force that a Gaussian would have there, from which on it is none
+FARTHER = 2.0  # times as far, and as much off
 REACHED = 8.0  # fall of log p within which chains come by
 EVER_REACHED = 16.0  # ..., and within which some chain comes by once in a run
-FARTHEST = 8.0  # sds
-STRIDE = 0.5  # sds
+FARTHEST = 8.0  # sds, by strides of ...
+STRIDE = 0.5  # ... so many, and ...
+FARTHEST_OF_FLAT = 40.0  # ... where log p hardly falls, by strides that grow
+GROWTH = 1.25
 STEADY = 2.0  # over the curvature: the largest stable learning rate
 MOST = 12  # parameters that are checked
+N_SIGNED = 4  # pairs of places ±, in all parameters at once, at which some are suspected
+WITHIN = 2.0  # times as far as a single one, from the mean to there
 STEP = 1e-3  # sds, of differences
 SOME = 5000  # rows or clusters, of each kind, that are looked at
 
@@ -93,15 +98,36 @@ class _Surroundings:
 
     def skewed_sides(self, places: Sequence[int]) -> Iterator[_Side]:
         """Yield the sides of some parameters where the force far out isn't that of a Gaussian."""
-        numbers = np.unique(np.linspace(0, len(places) - 1, MOST).astype(int))
-        for place in [int(places[number]) for number in numbers]:
+        for place in places:
             direction = self.fit.metric.pull_back(np.eye(self.fit.mean.size)[place])
             direction /= max(np.linalg.norm(direction), 1e-300)
             for sign in (-1.0, 1.0):
                 side = _Side(place, direction, sign)
-                force = self._force(side, FAR).along
-                if not abs(force / (-sign * FAR) - 1) <= OFF:  # or not a number
+                if self._is_off(side, FAR, OFF) or self._is_off(side, FARTHER * FAR, FARTHER * OFF):
                     yield side
+
+    def _is_off(self, side: _Side, distance: float, most: float) -> bool:
+        """Whether the force there isn't that of a Gaussian, or is no number."""
+        force = self._force(side, distance).along
+        return not abs(force / (-side.sign * distance) - 1) <= most
+
+    def suspects(self) -> list[int]:
+        """Return places of parameters that seem skewed, the most skewed first.
+
+        By the mean force on both sides of the mean, with random signs for all of them: of a
+        posterior that is alike on both sides it is none.
+        """
+        d = self.fit.mean.size
+        share = FARTHER * min(1.0, WITHIN / np.sqrt(d))
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(N_SIGNED, d))
+        scales = self.fit.metric.diagonal()
+        shifts = [scales.to_theta(FAR * share * z) for z in np.concatenate([signs, -signs])]
+        gradients = [
+            self.passes.log_density(self.fit.mean + shift, self.rows)[1] for shift in shifts
+        ]
+        # it grows as the square of the distance
+        even = scales.pull_back(np.mean(gradients, axis=0) - self.slope) / share**2
+        return [int(i) for i in np.argsort(-np.abs(even)) if not abs(even[i]) < OFF]
 
     def at(self, side: _Side, distance: float) -> _Place:
         """Look at a place so many standard deviations out on a side."""
@@ -130,7 +156,7 @@ def check_gaussianity(passes: Any, fit: GaussianFit) -> GaussianityCheck:
     fit : GaussianFit
     """
     surroundings = _Surroundings(passes, fit)
-    sides = list(surroundings.skewed_sides(range(fit.mean.size)))
+    sides = list(surroundings.skewed_sides(_some(range(fit.mean.size))))
     on_the_way = [
         surroundings.at(side, share * FAR) for side in sides for share in (0.5, 0.75, 1.0)
     ]
@@ -140,7 +166,17 @@ def check_gaussianity(passes: Any, fit: GaussianFit) -> GaussianityCheck:
     )
 
 
-def far_out(passes: Any, fit: GaussianFit, places: Sequence[int]) -> FarOut:
+def _some(places: Sequence[int]) -> list[int]:
+    """Return `MOST` of them at most, evenly."""
+    if not places:
+        return []
+    numbers = np.unique(np.linspace(0, len(places) - 1, MOST).astype(int))
+    return [int(places[number]) for number in numbers]
+
+
+def far_out(
+    passes: Any, fit: GaussianFit, places: Sequence[int], finds_more: bool = False
+) -> FarOut:
     """Look at how far out along some parameters chains may come, and at what is stable there.
 
     In a run of some 10⁵ inner steps a chain comes now and then to where log p has fallen by
@@ -153,28 +189,40 @@ def far_out(passes: Any, fit: GaussianFit, places: Sequence[int]) -> FarOut:
     fit : GaussianFit
     places : list of int
         Parameters whose posteriors may be skewed.
+    finds_more : bool, default False
+        Whether others are looked for, such as the coefficient of a class without a single event. A
+        side on which log p hardly falls is then followed farther: in the neck of a funnel, where
+        effects have scales of their own, no step would be stable there.
     """
+    if not places and not finds_more:
+        return FarOut(np.inf, [])
+    surroundings = _Surroundings(passes, fit)
+    places = _some(places)
+    if finds_more:
+        others = [place for place in surroundings.suspects() if place not in places]
+        places = [*places, *others[:MOST]]
+    farthest = FARTHEST_OF_FLAT if finds_more else FARTHEST
     reached: list[_Place] = []
     edges = []
-    if places:
-        surroundings = _Surroundings(passes, fit)
-        for side in surroundings.skewed_sides(places):
-            on_the_way = list(_within_reach(surroundings, side))
-            reached += on_the_way
-            if on_the_way:
-                last = on_the_way[-1]
-                force = -side.sign * last.force
-                edges.append(Edge(side.place, side.direction, last.at, force))
+    for side in surroundings.skewed_sides(places):
+        on_the_way = list(_within_reach(surroundings, side, farthest))
+        reached += on_the_way
+        if on_the_way:
+            last = on_the_way[-1]
+            force = -side.sign * last.force
+            edges.append(Edge(side.place, side.direction, last.at, force))
     return FarOut(_largest_step(place.curvature for place in reached), edges)
 
 
-def _within_reach(surroundings: _Surroundings, side: _Side) -> Iterator[_Place]:
+def _within_reach(surroundings: _Surroundings, side: _Side, farthest: float) -> Iterator[_Place]:
     """Yield places farther and farther out, as far as a chain comes once in a run."""
-    for distance in np.arange(STRIDE, FARTHEST, STRIDE):
-        place = surroundings.at(side, float(distance))
+    distance = STRIDE
+    while distance < farthest:
+        place = surroundings.at(side, distance)
         if not place.fall < EVER_REACHED:
             return
         yield place
+        distance += STRIDE if distance < FARTHEST else (GROWTH - 1) * distance
 
 
 def stable_along_scales(

@@ -95,8 +95,9 @@ def measure_noise(
     """
     first, second = expansions
     density = gradient.density
-    has_scales = isinstance(fit.metric, Dense) and not density.group_coefficients
-    skewed = far_out(gradient.passes, fit, density.transformed if has_scales else [])
+    skewed = FarOut(np.inf, [])
+    if isinstance(fit.metric, Dense) and not density.group_coefficients:
+        skewed = far_out(gradient.passes, fit, density.transformed, finds_more=True)
     passes = 0.0
     near_by = None
     far = np.inf

@@ -12,6 +12,7 @@ from scipy.stats import truncnorm
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.metric import Diagonal
+from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.gaussianity import (
     EVER_REACHED,
@@ -45,7 +46,7 @@ class LogOfGamma:
 @pytest.mark.parametrize("k", [1.0, 2.0, 4.0])
 def test_steps_are_stable_wherever_a_skewed_posterior_is_reached(k):
     posterior = LogOfGamma(k)
-    found = far_out(posterior, posterior.fit(), [0, 1])
+    found = far_out(posterior, posterior.fit(), [], finds_more=True)
     right = max(found.edges, key=lambda edge: edge.at)
     sd = k**-0.5
     x = right.at * sd
@@ -60,6 +61,7 @@ def test_a_posterior_that_is_near_a_gaussian_has_no_edges():
     posterior = LogOfGamma(100.0)
     assert far_out(posterior, posterior.fit(), [0, 1]).edges == []
     assert far_out(posterior, posterior.fit(), []) == (np.inf, [])
+    assert far_out(posterior, posterior.fit(), [], finds_more=True) == (np.inf, [])
 
 
 def test_steps_are_stable_in_all_directions_where_a_scale_is_far_out():
@@ -178,3 +180,53 @@ def test_a_mode_is_found_where_few_rows_have_an_event():
     ratio = np.sqrt(np.diag(fit.metric.matrix() @ fit.metric.matrix().T) / np.diag(covariance))
     assert ratio.max() < 2**0.5
     assert ratio.min() > 2**-0.5
+
+
+N_ROWS = 4000
+IS_RARE = np.arange(N_ROWS) < 40  # a class of few rows
+PRIOR = 8.0  # sd of its coefficient
+
+
+def rare_class(n_events):
+    """Logistic regression with a class of 40 rows, of which some have an event."""
+    y = (np.arange(N_ROWS) % 5 == 0).astype(int)
+    y[IS_RARE] = np.arange(40) < n_events
+    with pm.Model() as model:
+        a = pm.Normal("a", 0, 2)
+        c = pm.Normal("c", 0, PRIOR)
+        pm.Bernoulli("y", logit_p=a + c * IS_RARE, observed=y)
+    return model
+
+
+@pytest.mark.parametrize(("n_events", "skewed"), [(0, ["c"]), (10, [])])
+def test_a_class_without_an_event_has_a_skewed_coefficient(n_events, skewed):
+    """Only the prior ends its tail, where minibatches' noise was larger than the force back."""
+    with rare_class(n_events):
+        step = SGHMC(compile_kwargs=FAST)
+    setup = step.tuner.setup
+    unknowns = step.tuner.gradient.density.unknowns
+    assert [unknowns.name_of(place) for place in setup.skewed] == skewed
+    assert (setup.limits.far_out < MAX_LEARNING_RATE) == bool(skewed)
+
+
+@pytest.mark.slow
+def test_the_coefficient_of_a_class_without_an_event_is_right_by_quadrature():
+    """Its sd was a fifth too large, with divergences and a temperature of 1.17."""
+    a = np.linspace(-2, -0.8, 401)[:, None]
+    c = np.linspace(-60, 10, 4001)
+    n_others = N_ROWS - 40
+    logp = n_others / 5 * a - n_others * np.logaddexp(0, a) - a**2 / 8
+    logp = logp - 40 * np.logaddexp(0, a + c) - c**2 / (2 * PRIOR**2)
+    p = np.exp(logp - logp.max()).sum(axis=0)
+    p /= p.sum()
+    mean = p @ c
+    sd = np.sqrt(p @ np.square(c - mean))
+    with rare_class(0):
+        idata = pm.sample(step=SGHMC(), chains=4, cores=1, random_seed=1, progressbar=False)
+    draws = idata.posterior["c"]
+    error, error_of_sd = (
+        float(np.squeeze(az.mcse(draws.to_numpy(), method=m))) for m in ("mean", "sd")
+    )
+    assert abs(float(draws.mean()) - mean) < 4.5 * error
+    assert abs(float(draws.std()) - sd) < 4.5 * error_of_sd
+    assert error_of_sd < 0.05 * sd

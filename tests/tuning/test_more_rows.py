@@ -2,6 +2,8 @@
 
 import logging
 
+from dataclasses import replace
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from modes import FAST
 
 from pymc_sghmc import SGHMC
+from pymc_sghmc.step.warn import more_rows_warning
 from pymc_sghmc.tuning.gradient_noise import MOST_FAR_NOISE
 
 FEW = 100
@@ -63,3 +66,14 @@ def test_rows_are_as_given_where_they_serve():
     assert tuning.rows is None
     assert tuning.order == 2
     assert tuner.setup.noise.second_order_far <= MOST_FAR_NOISE
+
+
+def test_more_rows_are_told_once_they_are_taken(with_empty_groups):
+    """And not when a chain goes back to the number that was given."""
+    tuner, more = chosen(with_empty_groups, batch_size=FEW)
+    given = replace(more, rows=None)
+    warning = more_rows_warning(tuner, given, more, n_updates=10)
+    assert f"batch_size={FEW}" in warning.message
+    assert f"{more.rows:,} rows" in warning.message
+    assert more_rows_warning(tuner, more, more, n_updates=10) is None
+    assert more_rows_warning(tuner, more, given, n_updates=10) is None
