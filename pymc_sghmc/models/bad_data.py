@@ -90,26 +90,31 @@ def not_finite(
         Every ``step``-th row of the data, with the names of the variables that hold them.
     step : int
     """
+    n_rows = len(arrays[0][1])
+    values = [array for _, array in arrays]
+    impossible = [_never_finite(function, points, values, i) for i in range(len(terms))]
+    allowed = set(range(n_rows)).difference(*impossible) if any(map(len, impossible)) else set()
     for source, array in arrays:
         for kind, is_odd in (("missing", np.isnan), ("infinite", np.isinf)):
-            if array.dtype.kind == "f" and (rows := _rows_where(is_odd(array))).size:
+            odd = _rows_where(is_odd(array)) if array.dtype.kind == "f" else np.array([], int)
+            # where some have a likelihood, such values are allowed: they may be bounds
+            if odd.size and allowed.isdisjoint(odd.tolist()):
                 return ValueError(
                     f"The log-likelihood of {quoted(terms)} is not finite: "
-                    f"{source or 'an array'} has {kind} values in {_listed(rows, step)}. Drop "
+                    f"{source or 'an array'} has {kind} values in {_listed(odd, step)}. Drop "
                     "these rows, or impute them beforehand."
                 )
-    for number, name in enumerate(terms):
-        rows = _never_finite(function, points, [array for _, array in arrays], number)
-        n_rows = len(arrays[0][1])
+    for name, rows in zip(terms, impossible, strict=True):
         if 0 < rows.size < n_rows:
             distribution = model[name].owner.op
             label = getattr(distribution, "_print_name", (type(distribution).__name__,))[0]
-            values = np.asarray(array_of(full_data(model.rvs_to_values[model[name]])))
-            shown = ", ".join(str(values[row * step]) for row in rows[:MOST_LISTED])
+            outcome = np.asarray(array_of(full_data(model.rvs_to_values[model[name]])))
+            shown = ", ".join(str(outcome[row * step]) for row in rows[:MOST_LISTED])
             return ValueError(
                 f"The log-likelihood of {name!r} is not finite for {_listed(rows, step)}, wherever "
                 f"it is evaluated. Correct or drop such rows: does {label} allow the values "
-                f"{shown}?"
+                f"{shown}? If it does, they are too improbable at the starting point: give the "
+                "parameters an initval near the data."
             )
     return ValueError(
         f"The log-likelihood of {quoted(terms)} is infinite or not a number at and near the "

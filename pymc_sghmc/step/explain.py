@@ -50,7 +50,7 @@ def explanation(
             f"start elsewhere, by pm.sample(initvals={{name: value}}){others}"
         )
     if not is_set_up:
-        return f"{where} while the step is set up{_of_row(error, tuner)}{others}"
+        return f"{where} while the step is set up{_of_row(error, tuner, start)}{others}"
     eta = draw.learning_rate
     return (
         f"{where} at inner step {chain.n_updates} (draw {chain.n_tuned + chain.n_kept} of this "
@@ -58,8 +58,8 @@ def explanation(
     )
 
 
-def _of_row(error: Any, tuner: Any) -> str:
-    """Name a row whose log-likelihood isn't finite."""
+def _of_row(error: Any, tuner: Any, start: np.ndarray | None) -> str:
+    """Name a row whose log-likelihood isn't finite, unless it is at the start."""
     data = tuner.gradient.data
     if not np.isfinite(error.position).all() or data.rows_of_each > 1:
         return ". Check the data for values that the likelihood doesn't allow"
@@ -68,6 +68,13 @@ def _of_row(error: Any, tuner: Any) -> str:
     row = tuner.gradient.passes.first_row_not_finite(error.position)
     if row is None:
         return ". Check the model with model.debug()"
+    if start is not None and tuner.gradient.passes.first_row_not_finite(start) is None:
+        return (
+            f": the log-likelihood of row {row.number} is not finite there, and that of all rows "
+            "is at the starting point. If what the likelihood allows depends on a parameter, such "
+            "as a bound, use NUTS, or a likelihood that allows all values. If not, give the "
+            "parameters narrower priors"
+        )
     return (
         f": the log-likelihood of row {row.number} is not finite there. Does the likelihood allow "
         "the values of this row? Correct or drop such rows"
@@ -101,17 +108,25 @@ def _where(error: Any, unknowns: Unknowns) -> str:
         entries = np.diag(values) if np.ndim(values) == 2 else values
         bad = np.flatnonzero(~np.isfinite(entries))
         return f"the {kind} of {unknowns.name_of(bad[0] if len(bad) else 0)} is not finite"
-    return f"the log-density of {', '.join(unknowns.names)} is {error.logp:.3g}"
+    names = ", ".join(unknowns.names)
+    if np.isfinite(error.logp):
+        return f"the chain ran far away, to a log-density of {names} of {error.logp:.3g},"
+    return f"the log-density of {names} is {error.logp:.3g}"
 
 
 def _advice(tuner: Any, learning_rate: float) -> str:
+    if not tuner.settings.choose_learning_rate:
+        return f"Try learning_rate={learning_rate / 10:.2g}"
+    advice = "Use NUTS for this model"
+    if not tuner.gradient.is_exact:
+        advice = f"Pass batch_size=None, so that each step takes all rows. {advice}"
     setup = tuner.setup  # None if it failed
-    if tuner.settings.choose_learning_rate and setup and not setup.fit.is_mode:
-        return (
-            "Use NUTS for this model, or priors that keep scales away from zero and from very "
-            f"large values. {likely_causes(tuner.gradient.density)[:-1]}"
+    if setup and not setup.fit.is_mode:
+        advice = (
+            f"{advice}, or priors that keep scales away from zero and from very large values. "
+            f"{likely_causes(tuner.gradient.density)[:-1]}"
         )
-    return f"Try learning_rate={learning_rate / 10:.2g}"
+    return advice
 
 
 def likely_causes(density: Any) -> str:

@@ -7,6 +7,7 @@ import pymc as pm
 import pytest
 
 from modes import FAST, PYTHON
+from pymc.exceptions import SamplingError
 
 from pymc_sghmc import SGHMC
 
@@ -70,6 +71,14 @@ def random_walk():
     pm.Normal("y", w, 1, observed=rng.normal(size=80))
 
 
+def improbable_at_the_start():
+    """Times in hundreds, some of them censored: infinite bounds of the others do no harm."""
+    times = np.r_[np.full(30, 300.0), np.full(30, 500.0)]
+    bounds = np.where(times > 400, times, np.inf)
+    scale = pm.math.exp(pm.Normal("a", 0, 5))
+    pm.Censored("y", pm.Weibull.dist(alpha=5, beta=scale), lower=None, upper=bounds, observed=times)
+
+
 @pytest.mark.parametrize(
     ("build", "words"),
     [
@@ -83,6 +92,7 @@ def random_walk():
         (two_outcomes, "'y'.*row 59,.*-3.0"),
         (missing, "missing values in row 1. Drop"),
         (infinite, "infinite values in row 61. Drop"),
+        (improbable_at_the_start, "'y' is not finite for 30 rows.*initval near the data"),
     ],
 )
 def test_bad_data_are_named_with_their_rows(build, words):
@@ -157,3 +167,11 @@ def test_improper_posteriors_are_warned_of(build, is_improper):
     texts = [str(w.message) for w in caught if "improper" in str(w.message)]
     assert len(texts) == is_improper
     assert all("proper priors" in text for text in texts)
+
+
+def test_a_support_that_depends_on_a_parameter_is_no_fault_of_a_row():
+    with pm.Model():
+        top = pm.Gamma("top", 2, 0.1)
+        pm.Uniform("y", 0, top, observed=rng.uniform(0, 5, 3000))
+        with pytest.raises(SamplingError, match=r"all rows is at the starting point.*use NUTS"):
+            pm.sample(10, tune=10, step=SGHMC(), chains=1, cores=1, progressbar=False)
