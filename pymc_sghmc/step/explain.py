@@ -119,7 +119,7 @@ def _advice(tuner: Any, learning_rate: float) -> str:
         return f"Try learning_rate={learning_rate / 10:.2g}"
     advice = "Use NUTS for this model"
     if not tuner.gradient.is_exact:
-        advice = f"Pass batch_size=None, so that each step takes all rows. {advice}"
+        advice = "Raise batch_size. If that does not help, use NUTS for this model"
     setup = tuner.setup  # None if it failed
     if setup and not setup.fit.is_mode:
         advice = (

@@ -96,14 +96,20 @@ class _Surroundings:
         self.rows = tuple(np.linspace(0, n - 1, min(n, SOME)).astype(int) for n in at_hand)
         self.top, self.slope = passes.log_density(fit.mean, self.rows)
 
-    def skewed_sides(self, places: Sequence[int]) -> Iterator[_Side]:
-        """Yield the sides of some parameters where the force far out isn't that of a Gaussian."""
+    def skewed_sides(self, places: Sequence[int], looks_farther: bool) -> Iterator[_Side]:
+        """Yield the sides of some parameters where the force far out isn't that of a Gaussian.
+
+        At `FAR`, or there and `FARTHER`.
+        """
         for place in places:
             direction = self.fit.metric.pull_back(np.eye(self.fit.mean.size)[place])
             direction /= max(np.linalg.norm(direction), 1e-300)
             for sign in (-1.0, 1.0):
                 side = _Side(place, direction, sign)
-                if self._is_off(side, FAR, OFF) or self._is_off(side, FARTHER * FAR, FARTHER * OFF):
+                is_off = self._is_off(side, FAR, OFF)
+                if looks_farther and not is_off:
+                    is_off = self._is_off(side, FARTHER * FAR, FARTHER * OFF)
+                if is_off:
                     yield side
 
     def _is_off(self, side: _Side, distance: float, most: float) -> bool:
@@ -156,7 +162,7 @@ def check_gaussianity(passes: Any, fit: GaussianFit) -> GaussianityCheck:
     fit : GaussianFit
     """
     surroundings = _Surroundings(passes, fit)
-    sides = list(surroundings.skewed_sides(_some(range(fit.mean.size))))
+    sides = list(surroundings.skewed_sides(_some(range(fit.mean.size)), looks_farther=False))
     on_the_way = [
         surroundings.at(side, share * FAR) for side in sides for share in (0.5, 0.75, 1.0)
     ]
@@ -190,9 +196,9 @@ def far_out(
     places : list of int
         Parameters whose posteriors may be skewed.
     finds_more : bool, default False
-        Whether others are looked for, such as the coefficient of a class without a single event. A
-        side on which log p hardly falls is then followed farther: in the neck of a funnel, where
-        effects have scales of their own, no step would be stable there.
+        Whether others are looked for, such as the coefficient of a class without a single event,
+        and all of them farther out. Not where a scale and its effects make a funnel: far enough in
+        its neck no step is stable.
     """
     if not places and not finds_more:
         return FarOut(np.inf, [])
@@ -204,7 +210,7 @@ def far_out(
     farthest = FARTHEST_OF_FLAT if finds_more else FARTHEST
     reached: list[_Place] = []
     edges = []
-    for side in surroundings.skewed_sides(places):
+    for side in surroundings.skewed_sides(places, looks_farther=finds_more):
         on_the_way = list(_within_reach(surroundings, side, farthest))
         reached += on_the_way
         if on_the_way:

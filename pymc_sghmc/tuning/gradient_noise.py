@@ -97,7 +97,8 @@ def measure_noise(
     density = gradient.density
     skewed = FarOut(np.inf, [])
     if isinstance(fit.metric, Dense) and not density.group_coefficients:
-        skewed = far_out(gradient.passes, fit, density.transformed, finds_more=True)
+        finds_more = not density.has_long_tails
+        skewed = far_out(gradient.passes, fit, density.transformed, finds_more)
     passes = 0.0
     near_by = None
     far = np.inf

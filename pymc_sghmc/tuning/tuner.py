@@ -79,8 +79,9 @@ class Tuner:
         self.initial = points.initial
         self.start_is_given = points.is_initial_given
         self.modes = [self.initial]  # a start in each, for chains in turn
-        is_one_number = len(set(gradient.data.noisy_batch_sizes)) == 1
-        has_choice = gradient.order.independent and is_one_number
+        has_choice = gradient.order.independent and not gradient.is_exact
+        if row_choice is RowChoice.AT_LEAST:  # a single number
+            has_choice = has_choice and len(set(gradient.data.noisy_batch_sizes)) == 1
         self.row_choice = row_choice if has_choice else RowChoice.AS_GIVEN
         has_expansions = any(expansion is not None for expansion in expansions)
         may_change = has_expansions and kind == "auto"
