@@ -1,13 +1,12 @@
 """More rows than given, where control variates of so few would lose a chain."""
 
-import logging
-
 from dataclasses import replace
 
 import numpy as np
 import pymc as pm
 import pytest
 
+from logs import logged_warnings
 from modes import FAST
 
 from pymc_sghmc import SGHMC
@@ -43,14 +42,21 @@ def chosen(model, **settings):
     return step.tuner, step.tuner.chooser.first()
 
 
-def test_more_rows_than_given_are_taken_where_these_are_not_safe(with_empty_groups, caplog):
-    with caplog.at_level(logging.WARNING, logger="pymc.sghmc"):
+@pytest.fixture(scope="module")
+def raised(with_empty_groups):
+    """A tuner, the settings that chains begin with, and warnings, of too small a number."""
+    with logged_warnings() as texts:
         tuner, tuning = chosen(with_empty_groups, batch_size=FEW)
+    return tuner, tuning, texts
+
+
+def test_more_rows_than_given_are_taken_where_these_are_not_safe(raised):
+    tuner, tuning, texts = raised
     assert tuning.rows is not None
     assert tuning.rows > FEW
     far_noise = tuner.setup.noise.second_order_far * FEW / tuning.rows
     assert tuner.takes_all_rows(tuning) or (tuning.order == 2 and far_noise <= MOST_FAR_NOISE)
-    [warning] = [text for text in caplog.messages if "too few rows" in text]
+    [warning] = [text for text in texts if "too few rows" in text]
     assert f"batch_size={FEW}" in warning
     assert f"{tuning.rows:,} rows" in warning
 
@@ -68,9 +74,9 @@ def test_rows_are_as_given_where_they_serve():
     assert tuner.setup.noise.second_order_far <= MOST_FAR_NOISE
 
 
-def test_more_rows_are_told_once_they_are_taken(with_empty_groups):
+def test_more_rows_are_told_once_they_are_taken(raised):
     """And not when a chain goes back to the number that was given."""
-    tuner, more = chosen(with_empty_groups, batch_size=FEW)
+    tuner, more, _ = raised
     given = replace(more, rows=None)
     warning = more_rows_warning(tuner, given, more, n_updates=10)
     assert f"batch_size={FEW}" in warning.message
