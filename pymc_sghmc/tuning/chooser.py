@@ -17,7 +17,7 @@ from pymc_sghmc.gradients.target import Target
 from pymc_sghmc.tuning.budget import WITHOUT_NOISE, score
 from pymc_sghmc.tuning.chain_tuning import ByHand, ChainTuning, Tuning, is_power_of_two
 from pymc_sghmc.tuning.departures import Departures
-from pymc_sghmc.tuning.gradient_noise import MOST_FAR_NOISE, TunedGradient
+from pymc_sghmc.tuning.gradient_noise import TunedGradient
 from pymc_sghmc.tuning.noise_around import effect_noise_from_all_rows
 from pymc_sghmc.tuning.options import options, resized
 from pymc_sghmc.tuning.settings import Settings
@@ -109,9 +109,7 @@ class Chooser:
 
     def _given_rows_serve(self) -> bool:
         """Whether second-order control variates, where the model has them, are safe with these."""
-        noise = self._setups.made.noise
-        is_safe = noise.second_order is not None and noise.second_order_far <= MOST_FAR_NOISE
-        return is_safe or self._gradients[2] is None
+        return self._setups.made.noise.second_order_serves or self._gradients[2] is None
 
     def _more_than_given(self, data: RowCounts) -> ChainTuning | None:
         """Return settings with more rows than given, if these are clearly better."""

@@ -63,6 +63,11 @@ class Noise(NamedTuple):
     second_order: Array | None
     second_order_far: float = np.inf  # the largest variance at 2 sds, or what is as unsafe
 
+    @property
+    def second_order_serves(self) -> bool:
+        """Whether these control variates are safe with the rows that they were measured with."""
+        return self.second_order is not None and self.second_order_far <= MOST_FAR_NOISE
+
 
 class Anchors(NamedTuple):
     """What control variates know of all rows at the reference point; None if not used."""

@@ -53,8 +53,7 @@ def options(
     far_out = setup.limits.far_out
     limit = min(MAX_LEARNING_RATE, far_out)
     tunings = []
-    is_safe_as_given = noise.second_order_far <= MOST_FAR_NOISE
-    if noise.second_order is not None and (data is not None or is_safe_as_given):
+    if noise.second_order is not None and (data is not None or noise.second_order_serves):
         limit_of_second = min(setup.limits.second_order, far_out)
         tunings.append(new(order=2, noise=noise.second_order, limit=limit_of_second))
     if noise.first_order is not None:

@@ -72,6 +72,7 @@ def test_rows_are_as_given_where_they_serve():
     assert tuning.rows is None
     assert tuning.order == 2
     assert tuner.setup.noise.second_order_far <= MOST_FAR_NOISE
+    assert tuner.setup.noise.second_order_serves
 
 
 def test_more_rows_are_told_once_they_are_taken(raised):
