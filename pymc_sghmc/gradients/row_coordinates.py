@@ -14,6 +14,7 @@ import numpy as np
 import pytensor.tensor as pt
 
 from pytensor.graph.replace import clone_replace
+from scipy.sparse import diags_array
 
 from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.at_positions import at_positions
@@ -79,20 +80,21 @@ class RowCoordinates:
         if self._function is None:
             return None
         step = np.finfo(density.dtype).eps ** (1 / 3)
+        # a number far from zero is rounded more coarsely, so that it takes a longer step
+        scales = np.maximum(np.abs(position), 1.0)
 
         def moved(directions: Array) -> Array:
             lengths = np.abs(directions).max(axis=1, initial=0.0, keepdims=True)
             lengths = np.where(lengths > 0, lengths, 1.0) / step
-            ends = np.concatenate(
-                [position + directions / lengths, position - directions / lengths]
-            )
+            shifts = scales * directions / lengths
+            ends = np.concatenate([position + shifts, position - shifts])
             there, back = np.split(self._of(ends, density, data).astype(float), 2)
             return ((there - back) * (lengths / 2))[:, :, None]
 
         found = jacobian(moved, self._shapes, step)
         if found is None:
             raise NonFinite(position, np.full(position.size, np.nan), np.nan)
-        return found.J
+        return found.J @ diags_array(1 / scales)
 
     def _of(self, positions: Array, density: LogDensity, data: InMemory) -> Array:
         assert self._function is not None

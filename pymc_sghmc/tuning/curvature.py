@@ -204,6 +204,12 @@ class CountedPasses:
             grad = self.over.likelihood(x.astype(self.dtype), self.subset)[1]
         return np.asarray(grad, dtype=float)
 
+    def prior_gradient(self, x: Array) -> Array:
+        """Gradient of the log-density of the prior alone, which no rows are read for."""
+        with np.errstate(all="ignore"):
+            grad = self.over.prior(x.astype(self.dtype))[1]
+        return np.asarray(grad, dtype=float)
+
 
 def difference_step(dtype: Any) -> float:
     """Step of differences of gradients, in posterior standard deviations."""
@@ -266,11 +272,7 @@ def fisher_scale(counted: CountedPasses, x: Array) -> Array:
     information = np.mean(
         [_information(passes, position, rng) for _ in range(rounds)], axis=0, dtype=float
     )
-
-    def prior_gradient(x: Array) -> Array:
-        return passes.prior(x.astype(counted.dtype))[1]
-
-    prior = hutchinson_diagonal(prior_gradient, x, rng, step=1e-3)
+    prior = hutchinson_diagonal(counted.prior_gradient, x, rng, step=1e-3)
     total = np.nan_to_num(information) + np.abs(np.nan_to_num(prior))
     return 1 / np.sqrt(np.maximum(total, 1e-8 * total.max() or 1.0))
 

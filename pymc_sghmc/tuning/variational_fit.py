@@ -48,6 +48,8 @@ ROUNDS = 8  # of Newton's
 FEW_ROUNDS = 3  # of the curvature alone, where the mean is given
 NEAR = 0.1  # sds in every direction by which the last of them may move
 FAR = 2.0  # sds by which one may
+ROUNDS_OF_SCALES = 2
+LEAST = 1e-100  # curvature: that of no width
 SHORT = 0.1  # length of directions along which curvatures at a start are found: no width is known
 FLAT = 0.05  # least curvature, of that of the coordinates so far, that is believed
 WIDEST = 12.0  # logarithm of a scale over its first guess: nothing is known of it there
@@ -267,14 +269,49 @@ def _minimised(
 
 
 def first_scales(counted: CountedPasses, start: Array) -> Array:
-    """1/√|curvature| of each parameter at the start, (d,), and 1 at most."""
+    """1/√|curvature| of each parameter at the start, (d,).
+
+    At most the prior's own there, or as large as the number itself, or 1: where rows say nothing,
+    or the curvature isn't that of a width, it would have no bound.
+    """
     rng = np.random.default_rng(2)
+    widest = np.maximum(np.maximum(np.abs(start), _prior_sds(counted, start)), 1.0)
+    scales = np.ones_like(start)
+    product = None
     if counted.has_exact_hessian:  # one pass for all directions
         product = counted.hessian_product([start], [counted.subset])
-        diagonal = diagonal_by_signs(lambda v: product(SHORT * v) / SHORT, start.size, rng)
-    else:
-        diagonal = hutchinson_diagonal(counted.gradient(counted.subset), start, rng, step=1e-4)
-    return 1 / np.sqrt(np.maximum(np.abs(np.nan_to_num(diagonal)), 1.0))
+    # The larger a number's unit, the smaller is its curvature beside those that others have, which
+    # leave noise in estimates of it: the second round is in the units that the first has found.
+    for _ in range(ROUNDS_OF_SCALES):
+        curvatures = _curvatures(counted, start, scales, product, rng)
+        found = scales / np.sqrt(np.maximum(np.abs(np.nan_to_num(curvatures)), LEAST))
+        scales = np.minimum(found, widest)
+    return scales
+
+
+def _curvatures(
+    counted: CountedPasses,
+    start: Array,
+    scales: Array,
+    product: Callable[[Array], Array] | None,
+    rng: np.random.Generator,
+) -> Array:
+    """Diagonal of the Hessian of −log p in units of ``scales``, by products if there are any."""
+    if product is None:
+        gradient = counted.gradient(counted.subset)
+        return hutchinson_diagonal(
+            lambda x: scales * gradient(start + scales * x), np.zeros_like(start), rng, step=1e-4
+        )
+    short = SHORT * scales
+    return diagonal_by_signs(lambda v: scales * product(short * v) / SHORT, start.size, rng)
+
+
+def _prior_sds(counted: CountedPasses, start: Array) -> Array:
+    """1/√curvature of the prior of each parameter; 0 where it isn't curved as a peak is."""
+    rng = np.random.default_rng(2)
+    curvatures = hutchinson_diagonal(counted.prior_gradient, start, rng, step=1e-4)
+    is_peak = np.isfinite(curvatures) & (curvatures > 0)
+    return np.where(is_peak, 1 / np.sqrt(np.where(is_peak, curvatures, 1.0)), 0.0)
 
 
 def _rescaled(

@@ -1,5 +1,7 @@
 """How far effects are centred, and coordinates for thousands of them: against closed forms."""
 
+import functools
+
 import arviz as az
 import numpy as np
 import pymc as pm
@@ -171,6 +173,75 @@ def test_correlated_effects_are_standard_normal_together(form):
         position[places["chol_cholesky-cov-packed__"]] = factor
         slope = gradient.passes.log_density(position)[1]
         np.testing.assert_allclose(slope[places["u"]], -position[places["u"]], atol=1e-6)
+
+
+def slopes_in_regions():
+    """Correlated intercepts and slopes of sites with six rows each, in regions."""
+    rng = np.random.default_rng(5)
+    site = np.repeat(np.arange(120), 6)
+    region = (np.arange(120) % 12)[site]
+    x = rng.standard_normal(site.size)
+    own = rng.multivariate_normal([0, 0], [[2.0, 0.3], [0.3, 0.2]], 120)
+    eta = rng.normal(0, 1.0, 12)[region] + own[site, 0] + own[site, 1] * x
+    with pm.Model() as model:
+        chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2, sd_dist=pm.Exponential.dist(1))
+        u = pm.Normal("u", 0, 1, shape=(120, 2)) @ chol.T
+        v = pm.HalfNormal("tau", 1) * pm.Normal("v", 0, 1, shape=12)
+        mu = pm.Normal("mu", 0, 2) + v[region] + u[site, 0] + u[site, 1] * x
+        pm.Normal("y", mu, pm.HalfNormal("sigma", 1), observed=rng.normal(eta, 0.8))
+    return model
+
+
+def test_correlated_effects_in_larger_groups_are_fitted():
+    """Rows of a site that knew its region from intercept and slope, twice, left none to know."""
+    gradient, start = gradient_with_effects(slopes_in_regions(), batch_size=720)
+    centring = centring_of(gradient.density)
+    [position] = centring.choose(gradient, start)
+    assert centring.named(centring.information)["v"].min() > 1
+    fit = fit_posterior(gradient.passes, position)
+    assert fit.is_mode
+    log_tau = place_of(gradient, "tau").start
+    sd = np.linalg.norm(fit.metric.factor[log_tau])
+    assert 0.15 < sd < 0.5  # 0.24 from twelve regions that are known well
+    assert abs(fit.mean[log_tau]) < 3 * sd
+
+
+def regions_in_units(unit, flat):
+    """Forty regions whose rows are in a unit of 10⁻⁵, 1 or 10⁹, and the priors with them."""
+    rng = np.random.default_rng(12)
+    region = rng.integers(40, size=2000)
+    x = rng.uniform(500, 4000, 2000)
+    y = unit * (1.5 + rng.normal(0, 0.3, 40)[region] + 1.2e-3 * x + rng.normal(0, 0.6, 2000))
+    with pm.Model() as model:
+        a = pm.Flat("a") if flat else pm.Normal("a", 0, 10 * unit)
+        b = pm.Flat("b") if flat else pm.Normal("b", 0, 0.01 * unit)
+        u = pm.Normal("u", 0, pm.HalfNormal("tau", unit), shape=40)
+        pm.Normal("y", a + b * x + u[region], pm.HalfNormal("sigma", unit), observed=y)
+    return model
+
+
+@functools.cache
+def fit_in_units(unit, flat):
+    """Mean and sds of what isn't an effect, by a fit to `regions_in_units`."""
+    gradient, start = gradient_with_effects(regions_in_units(unit, flat), batch_size=2000)
+    [position] = centring_of(gradient.density).choose(gradient, start)
+    fit = fit_posterior(gradient.passes, position)
+    assert fit.is_mode
+    places = gradient.density.graph.model.parameters.places
+    scales = np.linalg.norm(fit.metric.factor, axis=1)
+    means = [fit.mean[places[name]].item() for name in ("a", "b", "tau_log__", "sigma_log__")]
+    sds = [scales[places[name]].item() for name in ("a", "b", "tau_log__", "sigma_log__")]
+    units = np.array([unit, unit, 1, 1])
+    return np.array(means) / units - np.log([1, 1, unit, unit]), np.array(sds) / units
+
+
+@pytest.mark.parametrize(("unit", "flat"), [(1e9, False), (1e5, True), (1e-5, False)])
+def test_fit_of_effects_is_the_same_in_other_units(unit, flat):
+    """Such as yen: scales that were sought within some e¹² of 1, and a step of 6e-6 for each."""
+    expected, sds = fit_in_units(1.0, False)
+    mean, other_sds = fit_in_units(unit, flat)
+    np.testing.assert_array_less(np.abs(mean - expected), 0.2 * sds)
+    np.testing.assert_allclose(other_sds, sds, rtol=0.1)
 
 
 def test_width_around_a_given_mean_is_found_without_differences(monkeypatch):

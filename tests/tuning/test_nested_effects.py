@@ -46,6 +46,48 @@ def test_levels_are_those_of_gaussian_elimination():
                 np.testing.assert_allclose(block[:, PLACES[j]], left[place, PLACES[j]], atol=1e-9)
 
 
+def test_coefficients_of_one_group_are_taken_out_together():
+    """An intercept and a slope that the same few rows see both say the same of a region.
+
+    Each by itself said so again, until nothing was left that the rows said of regions.
+    """
+    rng = np.random.default_rng(2)
+    site = np.repeat(np.arange(N_SITES), 4)
+    x = rng.normal(1.0, 0.3, site.size)  # far from zero: intercept and slope are hardly told apart
+    X = np.zeros((site.size, 2 * N_SITES + N_REGIONS))
+    rows = np.arange(site.size)
+    X[rows, 2 * site] = 1
+    X[rows, 2 * site + 1] = x
+    X[rows, 2 * N_SITES + site % N_REGIONS] = 1
+    A = 3.0 * X.T @ X
+    slope = rng.standard_normal(len(A))
+    z = rng.standard_normal(len(A))
+    sites = slice(0, 2 * N_SITES)
+    regions = slice(2 * N_SITES, len(A))
+    shared = rng.standard_normal((len(A), 1))
+
+    found = conditional_laws(csr_array(A), slope, z, [sites, regions], [(0, 1)], shared)
+
+    linear = slope + A @ z
+    posterior = A[sites, sites] + np.eye(2 * N_SITES)
+    below = np.linalg.solve(posterior, np.c_[A[sites, regions], linear[sites], shared[sites]])
+    through = A[regions, sites] @ below
+    left = A[regions, regions] - through[:, :N_REGIONS]
+    np.testing.assert_allclose(found.precision[regions], np.diag(left), rtol=1e-9)
+    assert found.precision[regions].min() > 1  # each by itself left none, and less
+    np.testing.assert_allclose(found.linear[regions], linear[regions] - through[:, -2], rtol=1e-9)
+    np.testing.assert_allclose(found.shared[regions], shared[regions] - through[:, -1:], rtol=1e-9)
+    # of a site what is returned is of each coefficient alone, with the mean of both together
+    precision = found.precision[sites] + 1
+    np.testing.assert_allclose(found.precision[sites], np.diag(A)[sites], rtol=1e-9)
+    np.testing.assert_allclose(found.linear[sites] / precision, below[:, -2], rtol=1e-9)
+    np.testing.assert_allclose(found.shared[sites, 0] / precision, below[:, -1], rtol=1e-9)
+    block = found.blocks[0, 1]
+    by_region = np.zeros((2 * N_SITES, N_REGIONS))
+    by_region[np.arange(2 * N_SITES), block.above] = block.size / precision
+    np.testing.assert_allclose(by_region, below[:, :N_REGIONS], atol=1e-9)
+
+
 @pytest.mark.parametrize("crossed", [True, False])
 def test_crossed_effects_count_as_unrelated(crossed):
     A, slope, z = rows(crossed)
