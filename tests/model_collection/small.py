@@ -3,7 +3,7 @@
 import numpy as np
 import pymc as pm
 
-__all__ = ["GaussianMean", "linear_regression"]
+__all__ = ["GaussianMean", "counts_of_groups", "linear_regression"]
 
 
 class GaussianMean:
@@ -48,4 +48,20 @@ def linear_regression(n_rows=60, seed=0):
         sigma = pm.HalfNormal("sigma", 1)
         mu = pm.Deterministic("mu", pm.Data("X", X, dims=("obs", "coef")) @ beta, dims="obs")
         pm.Normal("y", mu, sigma, observed=y, dims="obs")
+    return model
+
+
+def counts_of_groups(empty, prior="Normal"):
+    """Counts in 60 groups of 20 rows, ``empty`` of them without a single event."""
+    group = np.arange(1200) % 60
+    rng = np.random.default_rng(1)
+    y = rng.poisson(np.exp(rng.normal(1, 0.5, 60)[group]))
+    y[np.isin(group, np.arange(empty))] = 0
+    with pm.Model() as model:
+        tau = pm.HalfNormal("tau", 1)
+        if prior == "Normal":
+            u = pm.Normal("u", 0, tau, shape=60)
+        else:
+            u = pm.StudentT("u", nu=4, mu=0, sigma=tau, shape=60)
+        pm.Poisson("y", pm.math.exp(pm.Normal("a", 0, 2) + u[group]), observed=y)
     return model

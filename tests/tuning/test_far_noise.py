@@ -5,6 +5,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from model_collection.small import counts_of_groups
 from modes import FAST, QUIET
 from scipy.integrate import quad
 
@@ -20,24 +21,6 @@ from pymc_sghmc.tuning.far_noise import (
     noise_of_far_effects,
 )
 
-GROUPS = 60
-GROUP = np.arange(1200) % GROUPS
-
-
-def without_events(prior, empty):
-    """Counts in 60 groups of 20 rows, some of them without a single event."""
-    rng = np.random.default_rng(1)
-    y = rng.poisson(np.exp(rng.normal(1, 0.5, GROUPS)[GROUP]))
-    y[np.isin(GROUP, np.arange(empty))] = 0
-    with pm.Model() as model:
-        tau = pm.HalfNormal("tau", 1)
-        if prior == "Normal":
-            u = pm.Normal("u", 0, tau, shape=GROUPS)
-        else:
-            u = pm.StudentT("u", nu=4, mu=0, sigma=tau, shape=GROUPS)
-        pm.Poisson("y", pm.math.exp(pm.Normal("a", 0, 2) + u[GROUP]), observed=y)
-    return model
-
 
 @pytest.mark.parametrize(
     ("prior", "empty"),
@@ -51,7 +34,7 @@ def without_events(prior, empty):
 )
 def test_groups_without_an_event_let_effects_go_where_noise_grows(prior, empty):
     """Farther with a long tail; and not where each group has events."""
-    with without_events(prior, empty):
+    with counts_of_groups(empty, prior):
         step = SGHMC(batch_size=100 if empty else 600, compile_kwargs=FAST)
     setup = step.tuner.setup
     second = step.tuner.gradients[2]
@@ -68,7 +51,7 @@ def test_groups_without_an_event_let_effects_go_where_noise_grows(prior, empty):
 @pytest.mark.parametrize("n_finite", [0, 2])
 def test_far_places_where_nothing_is_finite_end_the_search(n_finite, monkeypatch):
     """A set-up failed there, and chains had no settings."""
-    with without_events("Normal", 0):
+    with counts_of_groups(empty=0):
         step = SGHMC(batch_size=600, compile_kwargs=FAST)
     second = step.tuner.gradients[2]
     fit = step.tuner.setup.fit
@@ -97,7 +80,7 @@ def test_where_derivatives_cannot_be_found_first_order_serves(monkeypatch):
         raise NonFinite(position, position, np.nan)
 
     monkeypatch.setattr(RowCoordinates, "derivatives", nowhere)
-    with without_events("Normal", 0):
+    with counts_of_groups(empty=0):
         step = SGHMC(batch_size=600, compile_kwargs=FAST)
     noise = step.tuner.setup.noise
     assert noise.second_order is None
@@ -110,7 +93,7 @@ def test_effects_of_groups_without_an_event_are_as_wide_as_by_all_rows():
     sds = {}
     errors = {}
     for batch_size in (100, None):
-        with without_events("Normal", 4):
+        with counts_of_groups(empty=4):
             step = SGHMC(batch_size=batch_size)
             posterior = pm.sample(
                 2000, step=step, chains=4, cores=1, random_seed=1, **QUIET

@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-import numpy as np
-import pymc as pm
 import pytest
 
 from logs import logged_warnings
+from model_collection.small import counts_of_groups
 from modes import FAST
 
 from pymc_sghmc import SGHMC
@@ -15,25 +14,11 @@ from pymc_sghmc.tuning.gradient_noise import MOST_FAR_NOISE
 
 FEW = 100
 N_ROWS = 1200
-GROUPS = 60
-GROUP = np.arange(N_ROWS) % GROUPS
-
-
-def counts(empty):
-    """Counts in 60 groups of 20 rows, some of them without a single event."""
-    rng = np.random.default_rng(1)
-    y = rng.poisson(np.exp(rng.normal(1, 0.5, GROUPS)[GROUP]))
-    y[np.isin(GROUP, np.arange(empty))] = 0
-    with pm.Model() as model:
-        tau = pm.HalfNormal("tau", 1)
-        u = pm.Normal("u", 0, tau, shape=GROUPS)
-        pm.Poisson("y", pm.math.exp(pm.Normal("a", 0, 2) + u[GROUP]), observed=y)
-    return model
 
 
 @pytest.fixture(scope="module")
 def with_empty_groups():
-    return counts(empty=4)
+    return counts_of_groups(empty=4)
 
 
 def chosen(model, **settings):
@@ -68,7 +53,7 @@ def test_rows_are_as_given_beside_other_settings_by_hand(settings, with_empty_gr
 
 
 def test_rows_are_as_given_where_they_serve():
-    tuner, tuning = chosen(counts(empty=0), batch_size=N_ROWS // 2)
+    tuner, tuning = chosen(counts_of_groups(empty=0), batch_size=N_ROWS // 2)
     assert tuning.rows is None
     assert tuning.order == 2
     assert tuner.setup.noise.second_order_far <= MOST_FAR_NOISE
