@@ -26,6 +26,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.tensor.subtensor import indices_from_subtensor
+from pytensor.tensor.type_other import NoneTypeT
 
 from pymc_sghmc.checks import check_call
 from pymc_sghmc.pymc_hooks import end_with_parent, one_blas_thread
@@ -316,6 +317,15 @@ def indexes_leading_axes(node: Apply) -> bool:
     return tuple(getattr(node.op, "idx_list", plain)) == plain
 
 
+def _slice_of(entry: Variable) -> slice | None:
+    """Return the slice that PyTensor 2 has as an input; None of another input."""
+    if isinstance(getattr(entry, "data", None), slice):
+        return entry.data
+    if entry.owner is None or type(entry.owner.op).__name__ != "MakeSlice":
+        return None
+    return slice(*(None if isinstance(v.type, NoneTypeT) else v for v in entry.owner.inputs))
+
+
 def index_entries(node: Apply) -> list[Any] | None:
     """Entries of the index of an ``AdvancedSubtensor``, variables and slices; None of other nodes.
 
@@ -328,8 +338,8 @@ def index_entries(node: Apply) -> list[Any] | None:
     entries = []
     for entry in node.inputs[1:]:
         if not hasattr(entry.type, "ndim"):
-            entry = getattr(entry, "data", None)
-            if entry != slice(None):
+            entry = _slice_of(entry)
+            if entry is None:
                 return None
         entries.append(entry)
     return entries

@@ -102,7 +102,8 @@ def _picks(node: Apply) -> bool:
     if not isinstance(node.op, AdvancedSubtensor) or not indexes_leading_axes(node):
         return False
     x, rows, *columns = node.inputs
-    is_column = x.type.ndim == 2 and len(columns) == 1 and columns[0].type.ndim == 0
+    # a slice of columns is an input, too, of a type without dimensions
+    is_column = x.type.ndim == 2 and len(columns) == 1 and getattr(columns[0].type, "ndim", 1) == 0
     return rows.type.ndim == 1 and (not columns or is_column)
 
 

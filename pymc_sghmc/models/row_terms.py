@@ -18,12 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytensor.tensor as pt
 
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sghmc.compat import index_entries
 from pymc_sghmc.models.frontier import frontier, is_multiple, shared_zetas
 from pymc_sghmc.models.graphs import slice_rows
 from pymc_sghmc.models.linearity import fixed_jacobians, simplified
@@ -198,7 +202,20 @@ def _pull_back(
 def _without_checks(log_likelihood: TensorVariable) -> TensorVariable:
     copy = FunctionGraph(outputs=[log_likelihood], clone=True, copy_inputs=False)
     include = ("canonicalize", "stabilize", "local_remove_check_parameter")
-    return rewrite_graph(copy, include=include).outputs[0]
+    rewritten = rewrite_graph(copy, include=include, custom_rewrite=in2out(_slices_first))
+    return rewritten.outputs[0]
+
+
+@node_rewriter([AdvancedSubtensor])  # type: ignore[untyped-decorator]
+def _slices_first(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Write x[rows, a:b] as x[:, a:b][rows], which picks entries of the leading axis alone."""
+    entries = index_entries(node)
+    if entries is None or len(entries) < 2 or isinstance(entries[0], slice):
+        return None
+    rows, *others = entries
+    if rows.type.ndim != 1 or not all(isinstance(entry, slice) for entry in others):
+        return None
+    return [node.inputs[0][(slice(None), *others)][rows]]
 
 
 class ByZeta(NamedTuple):

@@ -44,7 +44,7 @@ STATISTICS: dict[str, tuple[Any, list[int] | None]] = {
 }
 
 HOT = 1.5  # times the temperature, from which on a draw is no draw from any posterior, ...
-CHANCE = 30.0  # ... and nats by which its energy is too improbable there
+CHANCE = 15.0  # ... and nats by which its energy is too improbable there
 
 
 def largest_energy(d: int) -> float:

@@ -286,7 +286,13 @@ def poisson(income, b):
     pm.Poisson("y", pt.exp(pm.Normal("a") + b * income), observed=counts)
 
 
-@pytest.mark.parametrize("make", [logistic, poisson])
+def gamma(income, b):
+    """Overflows for a row alone, and not for many at once, where b is far from zero."""
+    mu = pt.exp(pm.Normal("a") + b * income)
+    pm.Gamma("y", 2.0, 2.0 / mu, observed=np.random.default_rng(2).gamma(2.0, size=2000))
+
+
+@pytest.mark.parametrize("make", [logistic, poisson, gamma])
 def test_predictor_in_raw_units_is_checked(make):
     def built(centred):
         with pm.Model() as model:

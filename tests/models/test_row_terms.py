@@ -150,6 +150,11 @@ def factors():
     normal((b("U", (4, 2))[GROUP] * b("V", (5, 2))[ITEM]).sum(axis=1))
 
 
+def intercepts_and_slopes():
+    u = b("u", (4, 1 + D))
+    normal(u[GROUP, 0] + (X * u[GROUP, 1:]).sum(axis=1), scale())
+
+
 def cells():
     normal(b("table", (4, 5))[GROUP, ITEM], scale(shape=4)[GROUP])
 
@@ -284,6 +289,7 @@ CASES = {
     non_centred_by_row: [4],
     heteroscedastic: [2],
     factors: [4],
+    intercepts_and_slopes: [2],
     cells: [2],
     icar: [1],
     two_columns: [4],

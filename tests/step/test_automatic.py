@@ -564,8 +564,8 @@ def test_divergence_while_tuning_lowers_the_rate_and_goes_on():
 @pytest.mark.parametrize("d", [1, 3, 28, 500, 10_000])
 def test_energies_that_no_chain_has_are_divergences(d):
     """Of momenta that are Gaussian; and a few times what is expected is one for few parameters."""
-    assert chi2.logsf(2 * largest_energy(d), d) < -30
-    assert largest_energy(28) < 3 * 28 < 1000 / 2 < largest_energy(1000)
+    assert chi2.logsf(2 * largest_energy(d), d) < -20
+    assert largest_energy(28) < 2.5 * 28 < 1000 / 2 < largest_energy(1000)
 
 
 def test_position_that_overflows_is_a_divergence():
