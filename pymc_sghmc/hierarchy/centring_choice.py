@@ -206,7 +206,9 @@ def _hessian_of_effects(
     of_effects = csr_array(whole[effects])
     hessian = of_effects[:, effects]
     with np.errstate(all="ignore"):
-        weight = np.sqrt(np.nan_to_num(typical / hessian.diagonal(), posinf=0.0))
+        ratio = typical / hessian.diagonal()
+        # of rows in a tail, where curvature is negative, nothing is known
+        weight = np.sqrt(np.where((ratio > 0) & np.isfinite(ratio), ratio, 0.0))
     rescaled = (diags_array(weight) @ hessian @ diags_array(weight)).tocsr()
     return rescaled, np.square(weight)[:, None] * of_effects[:, shared].toarray()
 

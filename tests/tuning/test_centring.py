@@ -206,6 +206,22 @@ def test_correlated_effects_in_larger_groups_are_fitted():
     assert abs(fit.mean[log_tau]) < 3 * sd
 
 
+def test_groups_whose_rows_are_in_a_tail_have_coordinates_too():
+    """The curvature of a Student t is negative there, of which a root was taken."""
+    group = np.repeat(np.arange(40), 2)
+    rng = np.random.default_rng(6)
+    y = rng.normal(0, 0.5, 40)[group] + rng.normal(0, 0.3, 80)
+    y[:8] = [0.7, -0.7, 0.75, -0.75, 0.8, -0.8, 0.9, -0.9]  # in tails where u is in the middle
+    with pm.Model() as model:
+        u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), shape=40)
+        pm.StudentT("y", nu=4, mu=pm.Normal("mu", 0, 2) + u[group], sigma=0.3, observed=y)
+    gradient, start = gradient_with_effects(model, batch_size=80)
+    centring = centring_of(gradient.density)
+    [position] = centring.choose(gradient, start)
+    assert np.isfinite(centring.information).all()
+    assert fit_posterior(gradient.passes, position).is_mode
+
+
 def regions_in_units(unit, flat):
     """Forty regions whose rows are in a unit of 10⁻⁵, 1 or 10⁹, and the priors with them."""
     rng = np.random.default_rng(12)
