@@ -148,7 +148,9 @@ def _nested(hessian: csr_array, places: Sequence[slice], i: int, j: int) -> csr_
 
 
 def _without_rounding(matrix: csr_array) -> csr_array:
+    """Return a matrix without what is rounding, or no number."""
     matrix = csr_array(matrix)
+    matrix.data = np.nan_to_num(matrix.data, nan=0.0, posinf=0.0, neginf=0.0)
     matrix.data[np.abs(matrix.data) <= NONE * np.abs(matrix.data).max(initial=0.0)] = 0.0
     matrix.eliminate_zeros()
     return matrix

@@ -88,6 +88,16 @@ def test_coefficients_of_one_group_are_taken_out_together():
     np.testing.assert_allclose(by_region, below[:, :N_REGIONS], atol=1e-9)
 
 
+def test_what_is_no_number_says_nothing():
+    """As where a density isn't finite at the mean of a first fit."""
+    A, slope, z = rows()
+    A[3] = A[:, 3] = np.nan
+    found = conditional_laws(csr_array(A), slope, z, PLACES, PAIRS, np.zeros((z.size, 0)))
+    assert found.precision[3] == 0
+    assert np.isfinite(found.precision).all()
+    assert np.isfinite(found.linear).all()
+
+
 @pytest.mark.parametrize("crossed", [True, False])
 def test_crossed_effects_count_as_unrelated(crossed):
     A, slope, z = rows(crossed)
