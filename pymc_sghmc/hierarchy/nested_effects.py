@@ -130,29 +130,37 @@ def _posterior_covariance(hessian: csr_array) -> csr_array:
 
 
 def _of_groups(hessian: csr_array) -> csr_array:
-    """Return the Hessian of an effect; its diagonal where groups depend on each other."""
-    matrix = _without_rounding(hessian)
+    """Return the Hessian of an effect; its diagonal where groups depend on each other.
+
+    What is rounding is told by both entries' own curvatures: those of some groups may be many
+    orders of magnitude larger than those of others.
+    """
+    matrix = _finite(hessian).tocoo()
+    sizes = np.sqrt(np.abs(matrix.diagonal()))
+    is_rounding = np.abs(matrix.data) <= NONE * sizes[matrix.row] * sizes[matrix.col]
+    matrix.data[is_rounding] = 0.0
+    matrix.eliminate_zeros()
     _, group = connected_components(matrix, directed=False)
     if np.bincount(group).max(initial=0) <= MOST_COEFFICIENTS:
-        return matrix
+        return matrix.tocsr()
     return diags_array(matrix.diagonal()).tocsr()
 
 
 def _nested(hessian: csr_array, places: Sequence[slice], i: int, j: int) -> csr_array | None:
     """Return the block of two effects; None where an entry's rows see several of the second."""
-    matrix = _without_rounding(hessian[places[i], places[j]])
+    matrix = _finite(hessian[places[i], places[j]])
+    matrix.data[np.abs(matrix.data) <= NONE * np.abs(matrix.data).max(initial=0.0)] = 0.0
+    matrix.eliminate_zeros()
     numbers = np.diff(matrix.indptr)
     if matrix.nnz == 0 or numbers.max() > 1:
         return None
     return matrix
 
 
-def _without_rounding(matrix: csr_array) -> csr_array:
-    """Return a matrix without what is rounding, or no number."""
+def _finite(matrix: csr_array) -> csr_array:
+    """Return a matrix whose entries that are no numbers say nothing."""
     matrix = csr_array(matrix)
     matrix.data = np.nan_to_num(matrix.data, nan=0.0, posinf=0.0, neginf=0.0)
-    matrix.data[np.abs(matrix.data) <= NONE * np.abs(matrix.data).max(initial=0.0)] = 0.0
-    matrix.eliminate_zeros()
     return matrix
 
 

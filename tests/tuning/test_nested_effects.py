@@ -88,6 +88,15 @@ def test_coefficients_of_one_group_are_taken_out_together():
     np.testing.assert_allclose(by_region, below[:, :N_REGIONS], atol=1e-9)
 
 
+def test_a_huge_group_leaves_small_ones_what_their_rows_say():
+    A, slope, z = rows()
+    A = A[:40, :40]
+    expected = np.diag(A).copy()
+    expected[0] = A[0, 0] = 1e10 * A[1, 1]
+    found = conditional_laws(csr_array(A), slope[:40], z[:40], PLACES[:1], [], np.zeros((40, 0)))
+    np.testing.assert_allclose(found.precision, expected)
+
+
 def test_what_is_no_number_says_nothing():
     """As where a density isn't finite at the mean of a first fit."""
     A, slope, z = rows()
