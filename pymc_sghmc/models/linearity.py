@@ -17,7 +17,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, get_idx_list
 from pytensor.tensor.type import float_dtypes
 
-from pymc_sghmc.compat import indexes_leading_axes, toposort
+from pymc_sghmc.compat import index_entries, toposort
 
 __all__ = ["fixed_jacobians", "simplified"]
 
@@ -99,11 +99,12 @@ def simplified(graph: Variable, fixed: dict[Variable, bool]) -> Variable:
 
 def _picks(node: Apply) -> bool:
     """Whether an operation picks one entry of the leading axis for each row."""
-    if not isinstance(node.op, AdvancedSubtensor) or not indexes_leading_axes(node):
+    entries = index_entries(node) if isinstance(node.op, AdvancedSubtensor) else None
+    if entries is None or any(isinstance(entry, slice) for entry in entries):
         return False
-    x, rows, *columns = node.inputs
-    # a slice of columns is an input, too, of a type without dimensions
-    is_column = x.type.ndim == 2 and len(columns) == 1 and getattr(columns[0].type, "ndim", 1) == 0
+    rows, *columns = entries
+    ndim = node.inputs[0].type.ndim
+    is_column = ndim == 2 and len(columns) == 1 and columns[0].type.ndim == 0
     return rows.type.ndim == 1 and (not columns or is_column)
 
 
