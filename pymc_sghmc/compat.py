@@ -8,7 +8,7 @@ import inspect
 import math
 import sys
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from types import ModuleType, SimpleNamespace
@@ -24,6 +24,7 @@ from pymc.util import get_random_generator
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type_other import NoneTypeT
@@ -51,6 +52,11 @@ try:  # PyTensor 3. With PyMC 5's end, keep this line alone.
 except ImportError:  # PyTensor 2
     from pytensor.tensor.rewriting.ofg import inline_ofg_node
 
+try:  # PyTensor 3. With PyMC 5's end, keep this line alone.
+    from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
+except ImportError:  # PyTensor 2
+    from pytensor.tensor.slinalg import SolveTriangular
+
 try:  # PyMC 6. With PyMC 5's end, keep these lines alone.
     from pymc.backends import _ZarrChainBase as _StoredChain
     from pymc.backends import _ZarrTraceBase as StoredTrace
@@ -60,8 +66,10 @@ except ImportError:  # PyMC 5.28; it doesn't need zarr to be imported
 
 __all__ = [
     "LAST",
+    "ArrayOperation",
     "BroadcastTo",
     "ChainSetup",
+    "SolveTriangular",
     "StoredChainTrace",
     "StoredTrace",
     "SymbolicOp",
@@ -96,6 +104,31 @@ class WithoutInnerGraphs(GraphRewriter):
             for node in whole:
                 pairs = zip(node.outputs, inline_ofg_node(node), strict=True)
                 fgraph.replace_all(list(pairs), reason="graph of operations")
+
+
+class ArrayOperation(Op):
+    """An operation with a gradient, ``pullback``, and ``shapes_of_outputs``, given the inputs'.
+
+    PyTensor 2 (PyMC 5.28) calls ``L_op`` instead, and tells ``infer_shape`` of the graph, too. With
+    PyMC 5's end, use `Op` itself.
+    """
+
+    def infer_shape(self, *arguments: Any) -> list[Any]:
+        """Return the shapes of the outputs; the last argument has those of the inputs."""
+        found: list[Any] = self.shapes_of_outputs(arguments[-1])
+        return found
+
+    if not hasattr(Op, "pullback"):
+
+        def L_op(
+            self,
+            inputs: Sequence[Variable],
+            outputs: Sequence[Variable],
+            slopes: Sequence[Variable],
+        ) -> list[Variable]:
+            """Return the gradient by the inputs."""
+            found: list[Variable] = self.pullback(inputs, outputs, slopes)
+            return found
 
 
 @cache

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pytensor.tensor as pt
 
+from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.replace import clone_replace
 from scipy.sparse import diags_array
 
@@ -45,15 +46,15 @@ class RowCoordinates:
     """
 
     def __init__(self, density: LogDensity, rows: LinearRows | None = None) -> None:
-        self._graph: pt.TensorVariable | None = None
+        self._seen: pt.TensorVariable | None = None
         self._function: Callable[..., list[Array]] | None = None
         if rows is None:
             return
         graph = density.graph
         own = graph.position
         self._shapes = [np.shape(graph.model.point[v.name]) for v in graph.variables]
-        [self._graph] = graph.at_position([rows.seen])
-        self._function = at_positions(density, [self._graph], [own], [])
+        self._seen = rows.seen
+        self._function = at_positions(density, graph.at_position([rows.seen]), [own], [])
 
     @property
     def are_own(self) -> bool:
@@ -102,25 +103,49 @@ class RowCoordinates:
         [thetas] = self._function(positions.astype(density.dtype, copy=False), *others)
         return thetas
 
-    def pulled_back(
-        self, density: LogDensity, outputs: Sequence[pt.TensorVariable]
+    def with_prior(
+        self,
+        density: LogDensity,
+        prior_weight: pt.TensorVariable | float,
+        outputs: Sequence[pt.TensorVariable],
     ) -> list[pt.TensorVariable]:
-        """Write graphs of θ as such of φ, the last of which is a gradient.
+        """Return graphs of θ as such of φ, the gradient among them, and the log-density of priors.
+
+        Prior and rows depend on φ by way of the same change of coordinates: their gradients go back
+        through it together, once.
 
         Parameters
         ----------
         density : LogDensity
             With its graph, whose position stands for θ before and for φ afterwards.
+        prior_weight : TensorVariable
         outputs : list of TensorVariable
+            The last is a gradient by θ, without the prior.
+
+        Returns
+        -------
+        list of TensorVariable
+            The outputs, the last of them the gradient by φ and with the prior's, and the weighted
+            log-density of the prior.
         """
-        if self._graph is None:
-            return list(outputs)
-        own = density.graph.position
-        *others, gradient = clone_replace(list(outputs), {own: self._graph}, rebuild_strict=False)
-        return [*others, pt.grad(None, own, known_grads={self._graph: gradient})]
+        graph = density.graph
+        own = graph.position
+        model = graph.model
+        if self._seen is None:
+            *others, gradient = outputs
+            prior = pt.concatenate([(prior_weight * g).ravel() for g in model.prior_gradients])
+            log_prior, prior = graph.at_position([prior_weight * model.log_prior, prior])
+            return [*others, gradient + prior, log_prior]
+        # in one call, so that both stay graphs of the same operations
+        written = rewrite_pregrad(clone_replace([model.log_prior, self._seen]))
+        log_prior, theta = graph.at_position(written)
+        log_prior = prior_weight * log_prior
+        *others, gradient = clone_replace(list(outputs), {own: theta}, rebuild_strict=False)
+        gradient = pt.grad(log_prior, own, known_grads={theta: gradient})
+        return [*others, gradient, log_prior]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # functions without a state
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_graph": None}
+        return {**self.__dict__, "_seen": None}

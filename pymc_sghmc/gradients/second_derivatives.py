@@ -174,9 +174,7 @@ def _gradient_without_rows(
     derivatives: a function of a single one has a third of the operations.
     """
     graph = density.graph
-    joined = pt.concatenate([g.ravel() for g in graph.model.prior_gradients])
-    [of_prior] = graph.at_position([joined])
     g = graph.position.type("slopes_of_rows")
-    [of_rows] = coordinates.pulled_back(density, [g])
+    gradient, _ = coordinates.with_prior(density, 1.0, [g])
     compiled = at_positions if density.d <= MOST_UNKNOWNS else at_positions_one_by_one
-    return compiled(density, [of_prior + of_rows], [graph.position, g], [])
+    return compiled(density, [gradient], [graph.position, g], [])

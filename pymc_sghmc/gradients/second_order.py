@@ -14,7 +14,7 @@ from scipy.sparse import csr_array
 
 from pymc_sghmc.exceptions import NonFinite, NotApplicable
 from pymc_sghmc.gradients.around_centre import AroundExpansion
-from pymc_sghmc.gradients.density import Graph, LogDensity
+from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.expansion import expand, fits, is_right
 from pymc_sghmc.gradients.jacobians import Jacobian
 from pymc_sghmc.gradients.metric import Metric
@@ -95,10 +95,11 @@ class SecondOrder(AroundExpansion):
             slope = dot(matrix, shift[:, None])[:, 0]
         value = value + (shift * (anchor + 0.5 * slope)).sum() + level
         grad = (left + anchor + slope).astype(own.dtype)
-        value, grad = self.coordinates.pulled_back(self.density, [value, grad])
-        log_prior, prior = _prior(graph)
+        value, grad, log_prior = self.coordinates.with_prior(
+            self.density, graph.prior_weight, [value, grad]
+        )
         logp = value + log_prior
-        grad = (grad + prior).astype(own.dtype)
+        grad = grad.astype(own.dtype)
         self._symbols = logp, grad, [centre, level, anchor, *hessian, *tables]
         inputs = [own, graph.prior_weight, *graph.row_weights, *graph.rows, *self._symbols[2]]
         inputs += [*graph.arrays, *graph.given]
@@ -172,14 +173,6 @@ class SecondOrder(AroundExpansion):
     def noise_share(self) -> float:
         """Share of all rows that `noise_at` evaluates at each point."""
         return sum(rows_for_noise(self)) / sum(self.data.n_rows)
-
-
-def _prior(graph: Graph) -> tuple[pt.TensorVariable, pt.TensorVariable]:
-    """Return the weighted log-density of the prior, and its gradient."""
-    weight = graph.prior_weight
-    joined = pt.concatenate([(weight * g).ravel() for g in graph.model.prior_gradients])
-    log_prior, joined = graph.at_position([weight * graph.model.log_prior, joined])
-    return log_prior, joined
 
 
 def second_order(gradient: MinibatchGradient) -> AroundExpansion:

@@ -46,7 +46,7 @@ def partially_centre(rows: RowModel, model: Model) -> RowModel:
     """
     if not rows.likelihoods:
         return rows
-    effects = scaled_effects(model, rows.terms, rows.parameters)
+    effects = scaled_effects(model, rows.terms, rows.log_prior, rows.parameters)
     if not effects:
         return rows
     inputs = Centring(

@@ -1,100 +1,151 @@
 """Coefficients of a group whose prior is N(μ, CCᵀ), given rows that say something of each alone.
 
-u = μ + Cv. Given τ, the correlation and a Gaussian likelihood of precision diag(h) and h times its
-mean b, v has the precision A = 1 + Cᵀdiag(h)C = RRᵀ, R upper triangular, and v = A⁻¹Cᵀ(b − hμ) +
-R⁻ᵀs with s ~ N(0, 1). An array of all groups for each coefficient, as a graph. Knows graphs, no
-effects and no models.
+u = μ + Cv. Given C and a Gaussian likelihood of precision diag(h) and h times its mean b, v has the
+precision A = 1 + Cᵀdiag(h)C = RRᵀ, R upper triangular, and v = A⁻¹Cᵀf + R⁻ᵀs with f = b − hμ and s
+~ N(0, 1). Of PyTensor's own operations the graph of that has hundreds, which take a minute to
+compile. Here are operations that are loops over groups, whose machine code is stored. Knows graphs
+and their backends, no effects and no models.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
+from hashlib import sha256
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Self
 
+import numpy as np
 import pytensor.tensor as pt
 
-__all__ = ["CorrelatedEffects"]
+from pytensor.gradient import DisconnectedType
+from pytensor.graph.basic import Apply, Variable
+
+from pymc_sghmc.compat import ArrayOperation
+
+__all__ = ["Coefficients", "StandardCoefficients", "Unmixed"]
+
+LOOPS = "pymc_sghmc.hierarchy.group_loops"
+ARRAYS = "pymc_sghmc.hierarchy.group_arrays"
 
 
-class CorrelatedEffects:
-    """v of s, and the reverse.
+class _LoopOverGroups(ArrayOperation):
+    """An operation on arrays of floating-point numbers of one dtype."""
 
-    Parameters
-    ----------
-    C : TensorVariable, (n, n)
-        Lower triangular.
-    information, pull, location : sequence of n TensorVariable
-        h, b and μ.
+    __props__ = ()
+    gufunc_signature: str  # by which PyTensor writes it for many positions
+    loop: str  # of the module of loops
+    like: Sequence[int]  # for each output the input whose shape it has, ...
+    vectors: Sequence[int] = ()  # ... or, for these, whose first axis
 
-    Attributes
-    ----------
-    ratios : list of TensorVariable
-        What the rows add to the diagonal of A.
-    log_slopes : list of TensorVariable
-        Of v by s, which sum to the logarithm of a determinant.
-    log_scales : list of TensorVariable
-        log τ, the lengths of C's rows.
-    """
+    def __new__(cls) -> Self:
+        """Let Numba and JAX know it before there is any, also in another process."""
+        _add_to_numba()
+        if find_spec("jax") is not None:
+            _add_to_jax()
+        return super().__new__(cls)
 
-    def __init__(
-        self,
-        C: Any,
-        information: Sequence[Any],
-        pull: Sequence[Any],
-        location: Sequence[Any],
-    ) -> None:
-        n = len(information)
-        self.numbers = range(n)
-        self.C = [[C[k, j] for j in range(k + 1)] for k in self.numbers]
-        added = [[self._added(j, k, information) for k in range(j, n)] for j in self.numbers]
-        self.ratios = [row[0] for row in added]
-        self._R: list[list[Any]] = [[None] * n for _ in self.numbers]
-        R = self._R
-        for k in reversed(self.numbers):
-            after = R[k][k + 1 :]
-            R[k][k] = pt.sqrt(1 + self.ratios[k] - _inner(after, after))
-            for j in range(k):
-                R[j][k] = (added[j][k - j] - _inner(R[j][k + 1 :], after)) / R[k][k]
-        self.log_slopes = [-pt.log(R[k][k]) for k in self.numbers]
-        self.log_scales = [0.5 * pt.log(_inner(row, row)) for row in self.C]
-        parts = zip(pull, information, location, strict=True)
-        force = [b - h * mu for b, h, mu in parts]
-        self._solved: list[Any] = [None] * n  # R⁻¹Cᵀ(b − hμ)
-        for k in reversed(self.numbers):
-            along = _inner([self.C[m][k] for m in range(k, n)], force[k:])
-            known = _inner(R[k][k + 1 :], self._solved[k + 1 :])
-            self._solved[k] = (along - known) / R[k][k]
+    def make_node(self, *inputs: Any) -> Apply:
+        """Return a node with these inputs."""
+        first, *others = map(pt.as_tensor_variable, inputs)
+        variables = [first, *[other.astype(first.dtype) for other in others]]
+        shapes = self.shapes_of_outputs([variable.type.shape for variable in variables])
+        return Apply(self, variables, [pt.TensorType(first.dtype, shape)() for shape in shapes])
 
-    def _added(self, j: int, k: int, information: Sequence[Any]) -> Any:
-        """Return an entry of Cᵀdiag(h)C, j up to k."""
-        products = [row[j] * row[k] for row in self.C[k:]]
-        return _inner(products, information[k:])
+    def perform(self, node: Apply, inputs: list[Any], outputs: list[list[Any]]) -> None:
+        """Evaluate it."""
+        values = self.compiled(*map(np.ascontiguousarray, inputs))
+        for output, value in zip(outputs, values if len(outputs) > 1 else [values], strict=True):
+            output[0] = value
 
-    def v_of(self, standard: Sequence[Any]) -> list[Any]:
-        """Return v of s."""
-        v: list[Any] = []
-        for k in self.numbers:
-            known = _inner([row[k] for row in self._R[:k]], v)
-            v.append((standard[k] + self._solved[k] - known) / self._R[k][k])
-        return v
+    def shapes_of_outputs(self, shapes: Sequence[Any]) -> list[Any]:
+        """Return the shapes of the outputs, given those of the inputs."""
+        found = [shapes[place] for place in self.like]
+        return [s[:1] if number in self.vectors else s for number, s in enumerate(found)]
 
-    def standard_of(self, v: Sequence[Any]) -> list[Any]:
-        """Return s of v."""
-        return [
-            _inner([row[k] for row in self._R[: k + 1]], v[: k + 1]) - self._solved[k]
-            for k in self.numbers
+    @property
+    def compiled(self) -> Any:
+        """Machine code of the loop."""
+        return getattr(import_module(LOOPS), self.loop)
+
+
+class Coefficients(_LoopOverGroups):
+    """v, Cv and the log-determinant of v by s, of s (G, n), C (n, n), h and f (G, n)."""
+
+    gufunc_signature = "(g,n),(n,n),(g,n),(g,n)->(g,n),(g,n),(g)"
+    loop = "coefficients"
+    like = (0, 0, 0)
+    vectors = (2,)
+
+    def pullback(
+        self, inputs: Sequence[Variable], outputs: Sequence[Variable], slopes: Sequence[Variable]
+    ) -> list[Variable]:
+        """Return the gradient by the inputs."""
+        known = [
+            pt.zeros_like(output) if isinstance(slope.type, DisconnectedType) else slope
+            for output, slope in zip(outputs, slopes, strict=True)
         ]
-
-    def mixed(self, v: Sequence[Any]) -> list[Any]:
-        """Return Cv."""
-        return [_inner(row, v[: len(row)]) for row in self.C]
-
-    def unmixed(self, mixed: Sequence[Any], whole: Any, diagonal: Sequence[Any]) -> list[Any]:
-        """Return v of its product with a matrix: C below the diagonal, times ``whole``."""
-        v: list[Any] = []
-        for k in self.numbers:
-            v.append((mixed[k] - whole * _inner(self.C[k][:k], v)) / diagonal[k])
-        return v
+        found: list[Variable] = _SlopesOfCoefficients()(outputs[0], *inputs[1:], *known)
+        return found
 
 
-def _inner(x: Sequence[Any], y: Sequence[Any]) -> Any:
-    """Return the sum of products; 0 of none."""
-    return sum(one * other for one, other in zip(x, y, strict=True)) if len(x) else 0.0
+class _SlopesOfCoefficients(_LoopOverGroups):
+    """The gradient by inputs of `Coefficients`, of v, C, h, f and the gradient by its outputs."""
+
+    gufunc_signature = "(g,n),(n,n),(g,n),(g,n),(g,n),(g,n),(g)->(g,n),(n,n),(g,n),(g,n)"
+    loop = "slopes_of_coefficients"
+    like = (0, 1, 0, 0)
+
+
+class StandardCoefficients(_LoopOverGroups):
+    """s of v (G, n), C (n, n), h and f (G, n): the reverse. Has no gradient."""
+
+    gufunc_signature = "(g,n),(n,n),(g,n),(g,n)->(g,n)"
+    loop = "standard_coefficients"
+    like = (0,)
+
+
+class Unmixed(_LoopOverGroups):
+    """C⁻¹x of x (G, n) and C (n, n)."""
+
+    gufunc_signature = "(g,n),(n,n)->(g,n)"
+    loop = "unmixed"
+    like = (0,)
+
+    def pullback(
+        self, inputs: Sequence[Variable], outputs: Sequence[Variable], slopes: Sequence[Variable]
+    ) -> list[Variable]:
+        """Return the gradient by the inputs."""
+        found: list[Variable] = _SlopesOfUnmixed()(outputs[0], inputs[1], slopes[0])
+        return found
+
+
+class _SlopesOfUnmixed(_LoopOverGroups):
+    """The gradient by inputs of `Unmixed`, of v = C⁻¹x, C and the gradient by v."""
+
+    gufunc_signature = "(g,n),(n,n),(g,n)->(g,n),(n,n)"
+    loop = "slopes_of_unmixed"
+    like = (0, 1)
+
+
+@cache
+def _add_to_numba() -> None:
+    """Tell PyTensor how Numba compiles them."""
+    from pytensor.link.numba.dispatch import basic
+
+    @basic.register_funcify_and_cache_key(_LoopOverGroups)  # type: ignore[untyped-decorator]
+    def with_stored_loop(op: Any, node: Apply, **kwargs: Any) -> tuple[Any, str]:
+        loop = op.compiled
+        # PyTensor stores what it compiles under this key: other code is another operation
+        code = sha256(Path(loop.py_func.__code__.co_filename).read_bytes()).hexdigest()
+        return loop, f"{op.loop} {code}"
+
+
+@cache
+def _add_to_jax() -> None:
+    """Tell PyTensor what they are in JAX."""
+    from pytensor.link.jax.dispatch import jax_funcify
+
+    @jax_funcify.register(_LoopOverGroups)  # type: ignore[untyped-decorator]
+    def of_arrays(op: Any, **kwargs: Any) -> Any:
+        return getattr(import_module(ARRAYS), op.loop)

@@ -7,9 +7,9 @@ tanh x is the correlation. Knows graphs, no effects and no data.
 
 import math
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
@@ -18,8 +18,6 @@ from pymc.model import Model
 from pymc_sghmc.models.unknowns import Unknowns
 
 __all__ = ["PackedFactor", "packed_factors"]
-
-MOST_ROWS = 4  # each entry has a graph of its own
 
 
 class Unpacked(NamedTuple):
@@ -38,25 +36,35 @@ class PackedFactor(NamedTuple):
 
     def written(self, coordinates: pt.TensorVariable, whole: Any) -> Unpacked:
         """Write it in its coordinates, which are its own entries where ``whole`` is 0, not 1."""
-        entries = []
-        back = []
-        log_jacobian: Any = 0.0
-        for k in range(self.n):
-            first = k * (k + 1) // 2
-            diagonal = first + k
-            own = [coordinates[first + j] for j in range(k)]
-            ratios = [pt.sinh(whole * x) for x in own]
-            log_c = coordinates[diagonal] - whole * _log_length(ratios)
-            for x, ratio in zip(own, ratios, strict=True):
-                entries.append(whole * pt.exp(log_c) * ratio + (1 - whole) * x)
-                slope = whole * pt.exp(log_c) * pt.cosh(whole * x) + (1 - whole)
-                log_jacobian = log_jacobian + pt.log(slope)
-            entries.append(log_c)
-            c = pt.exp(self.value[diagonal])
-            own = [self.value[first + j] for j in range(k)]
-            back += [whole * pt.arcsinh(x / c) + (1 - whole) * x for x in own]
-            back.append(self.value[diagonal] + whole * _log_length([x / c for x in own]))
-        return Unpacked(pt.stack(entries), log_jacobian, pt.stack(back))
+        row, column = np.tril_indices(self.n)
+        below = np.flatnonzero(row != column)
+        diagonal = np.flatnonzero(row == column)
+        row = row[below]
+        in_row = (np.arange(self.n)[:, None] == row).astype(coordinates.dtype)
+
+        def log_lengths(ratios: Any) -> Any:
+            """Return log(τ/c) of each row, by its entries in units of the last, c."""
+            return 0.5 * pt.log1p((in_row * pt.square(ratios)).sum(axis=1))
+
+        def joined(of_below: Any, of_diagonal: Any) -> Any:
+            places = np.argsort(np.concatenate([below, diagonal]))
+            return pt.concatenate([of_below, of_diagonal])[places]
+
+        x = coordinates[below]
+        ratios = pt.sinh(whole * x)
+        log_c = coordinates[diagonal] - whole * log_lengths(ratios)
+        c = pt.exp(log_c)[row]
+        slopes = whole * c * pt.cosh(whole * x) + (1 - whole)
+        own = self.value[below]
+        own_ratios = own / pt.exp(self.value[diagonal])[row]
+        return Unpacked(
+            value=joined(whole * c * ratios + (1 - whole) * x, log_c),
+            log_jacobian=pt.log(slopes).sum(),
+            back=joined(
+                whole * pt.arcsinh(own_ratios) + (1 - whole) * own,
+                self.value[diagonal] + whole * log_lengths(own_ratios),
+            ),
+        )
 
 
 def packed_factors(model: Model, unknowns: Unknowns) -> list[PackedFactor]:
@@ -70,12 +78,5 @@ def packed_factors(model: Model, unknowns: Unknowns) -> list[PackedFactor]:
         if isinstance(model.rvs_to_transforms[rv], packed):
             [size] = unknowns.shapes[unknowns.variables.index(value)]
             n = (math.isqrt(8 * size + 1) - 1) // 2
-            found += [PackedFactor(value, n)] if n <= MOST_ROWS else []
+            found += [PackedFactor(value, n)] if n > 1 else []
     return found
-
-
-def _log_length(ratios: Sequence[Any]) -> Any:
-    """Return log(τ/c) of a row, by its entries in units of the last, c."""
-    if not ratios:
-        return 0.0
-    return 0.5 * pt.log1p(sum(pt.square(ratio) for ratio in ratios))

@@ -26,7 +26,7 @@ from pymc_sghmc.compat import ancestors, indexes_leading_axes, toposort
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.protocols import Array
 
-__all__ = ["Mixing", "Product", "is_positive", "products", "told_by"]
+__all__ = ["Mixing", "Product", "are_equal", "is_positive", "products", "told_by"]
 
 SIZES = (
     0.1,
@@ -36,6 +36,7 @@ SIZES = (
     3.0,
     10.0,
 )  # of unknowns at which a scale has to be above zero, and ...
+NEAR = (0.1, 1.0)  # at which graphs are compared
 LARGE = (100.0, 1e3, 1e5)  # ... at which it mustn't be below: it may overflow
 
 
@@ -339,6 +340,17 @@ def is_positive(scale: Variable, unknowns: Unknowns) -> bool:
     """Whether a scale is above zero at points of all sizes."""
     above = all((values > 0).all() for values in _at_points(scale, unknowns, SIZES))
     return above and not any((values < 0).any() for values in _at_points(scale, unknowns, LARGE))
+
+
+def are_equal(one: Variable, other: Variable, unknowns: Unknowns) -> bool:
+    """Whether two graphs have the same values at points near zero, up to rounding."""
+    rounding = np.sqrt(np.finfo(one.dtype).eps)
+    differences = _at_points(one - other, unknowns, NEAR)
+    sizes = _at_points(one, unknowns, NEAR)
+    return all(
+        np.abs(difference).max(initial=0.0) <= rounding * np.abs(size).max(initial=0.0)
+        for difference, size in zip(differences, sizes, strict=True)
+    )
 
 
 def _at_points(graph: Variable, unknowns: Unknowns, sizes: Sequence[float]) -> Iterator[Array]:

@@ -28,7 +28,7 @@ import pytensor.tensor as pt
 from pymc.model import Model
 from pytensor.graph.replace import clone_replace
 
-from pymc_sghmc.hierarchy.correlated_effects import CorrelatedEffects
+from pymc_sghmc.hierarchy.correlated_effects import Coefficients, StandardCoefficients, Unmixed
 from pymc_sghmc.hierarchy.heavy_tails import shrunk, stretched, tail
 from pymc_sghmc.hierarchy.packed_factors import PackedFactor
 from pymc_sghmc.hierarchy.scaled_effects import ScaledEffect
@@ -37,7 +37,7 @@ from pymc_sghmc.models.unknowns import Unknowns
 __all__ = ["Centring", "Reparametrised", "pairs", "reparametrised", "shared_variables"]
 
 MOST_SHARED = 200  # entries of a variable that groups share
-MOST_TOGETHER = 4  # coefficients of a group: the graph grows with their third power
+MOST_TOGETHER = 12  # coefficients of a group: a draw's time grows with their third power
 
 
 class Reparametrised(NamedTuple):
@@ -128,7 +128,8 @@ def reparametrised(
     inverse = {}
     shapes = dict(zip(unknowns.names, unknowns.shapes, strict=True))
     effects_seen = {}
-    products = {}  # with a factor, in place of which the rows see the effects themselves
+    # products with a factor, for which the rows see the effects themselves, or with its inverse
+    products = {}
     of_effects = _coordinates(effects, unknowns, shared, centring)
     for effect, coordinates in zip(effects, of_effects, strict=True):
         shape = shapes[effect.value.name]
@@ -141,6 +142,10 @@ def reparametrised(
             for product, view in effect.mixing.products:
                 products[product] = clone_replace(view, {effect.value: u}, rebuild_strict=False)
             changes[u] = change.effect.astype(u.dtype)
+        if effect.independent is not None and change.independent is not None:
+            v = effect.value.type()
+            products[effect.independent] = v
+            changes[v] = change.independent.astype(v.dtype)
         changes[effect.value] = change.value.astype(effect.value.dtype)
         new[effect.value] = a
         inverse[effect.value] = change.back.astype(effect.value.dtype)
@@ -211,6 +216,7 @@ class _Change(NamedTuple):
     effect: Any  # u, which rows see
     log_jacobian: Any  # of the variable by a, summed over all entries
     back: Any  # a, as a graph of the model's variables
+    independent: Any = None  # C⁻¹(u − μ), where coefficients have a covariance CCᵀ
 
 
 def _change(
@@ -282,49 +288,52 @@ def _together(
     given λ v is a, and u = μ + τ^(1−λ)(a − λμ).
     """
 
-    def rows(x: Any) -> list[Any]:
-        """Return an array of all groups for each coefficient."""
+    def by_group(x: Any) -> Any:
+        """Return a row for each group."""
         entries = pt.broadcast_to(x, shape)
-        return [entries[k] if axis == 0 else entries[:, k] for k in numbers]
+        return entries.T if axis == 0 else entries
 
-    def joined(x: Sequence[Any]) -> Any:
-        return pt.stack(x, axis=axis)
+    def as_effects(x: Any) -> Any:
+        return x.T if axis == 0 else x
 
-    numbers = range(shape[axis])
     whole = coordinates.whole
-    location = rows(effect.location)
-    weights = rows(coordinates.weights)
-    law = CorrelatedEffects(C, rows(coordinates.information), rows(coordinates.pull), location)
-    standard = rows(a)
-    log_slopes = law.log_slopes
-    tails = None
+    location = by_group(effect.location)
+    weights = by_group(coordinates.weights)
+    information = by_group(coordinates.information)
+    force = by_group(coordinates.pull) - information * location
+    squares = pt.square(C)
+    standard = by_group(a)
+    log_jacobian: Any = 0.0
+    of_tail = None
     if effect.freedom is not None:
-        freedoms = zip(rows(effect.freedom), law.ratios, strict=True)
-        tails = [whole * tail(freedom, ratio) for freedom, ratio in freedoms]
-        without_tails = [stretched(x, one) for x, one in zip(standard, tails, strict=True)]
-        standard = [x.value for x in without_tails]
-        log_slopes = [s + x.log_slope for s, x in zip(log_slopes, without_tails, strict=True)]
-    v = law.v_of(standard)
-    mixed = law.mixed(v)
-    units = [pt.exp((1 - weights[k]) * law.log_scales[k]) for k in numbers]  # by λ
-    shifts = [weights[k] * location[k] for k in numbers]
-    # what is 0 with coordinates by the rows, also after C⁻¹
-    other = [(1 - whole) * (units[k] * (v[k] - shifts[k]) - mixed[k]) for k in numbers]
-    diagonal = [whole * law.C[k][k] + (1 - whole) * units[k] for k in numbers]
-    log_slopes = [s + pt.log(t) for s, t in zip(log_slopes, diagonal, strict=True)]
-    u = joined([location[k] + mixed[k] + other[k] for k in numbers])
-    value = u
-    seen = rows(effect.value)
+        ratios = (information[:, :, None] * squares).sum(axis=1)
+        of_tail = whole * tail(by_group(effect.freedom), ratios)
+        without_tail = stretched(standard, of_tail)
+        standard = without_tail.value
+        log_jacobian = without_tail.log_slope.sum()
+    v, mixed, log_slopes = Coefficients()(standard, C, information, force)
+    units = pt.exp((1 - weights) * 0.5 * pt.log(squares.sum(axis=1)))  # by λ
+    shifts = weights * location
+    given = units * (v - shifts)  # u − μ with a given λ
+    value = as_effects(location + whole * mixed + (1 - whole) * given)
+    diagonal = whole * pt.diagonal(C) + (1 - whole) * units
+    log_jacobian = log_jacobian + log_slopes.sum() + pt.log(diagonal).sum()
+    u = value
+    independent = as_effects(whole * v + (1 - whole) * Unmixed()(given, C))  # C⁻¹(u − μ)
+    seen = by_group(effect.value)
     if effect.mixing is not None:
-        z = pt.stack(v) + pt.linalg.solve_triangular(C, pt.stack(other), lower=True)
-        value = joined([z[k] for k in numbers])
-        log_slopes = [s - pt.log(law.C[k][k]) for k, s in enumerate(log_slopes)]
-        seen = law.mixed(seen)
-    moved = [seen[k] - location[k] + (1 - whole) * units[k] * shifts[k] for k in numbers]
-    back = law.standard_of(law.unmixed(moved, whole, diagonal))
-    if tails is not None:
-        back = [shrunk(x, one) for x, one in zip(back, tails, strict=True)]
-    # broadcast, so that each group counts where a slope is the same for all
-    of_groups = [pt.broadcast_to(slope, (shape[1 - axis],)) for slope in log_slopes]
-    log_jacobian = pt.stack(of_groups).sum()
-    return _Change(value=value, effect=u, log_jacobian=log_jacobian, back=joined(back))
+        value = independent
+        log_jacobian = log_jacobian - shape[1 - axis] * pt.log(pt.diagonal(C)).sum()
+        seen = (C * seen[:, None, :]).sum(axis=2)
+    moved = seen - location
+    own = whole * Unmixed()(moved, C) + (1 - whole) * (moved / units + shifts)
+    back = StandardCoefficients()(own, C, information, force)
+    if of_tail is not None:
+        back = shrunk(back, of_tail)
+    return _Change(
+        value=value,
+        effect=u,
+        log_jacobian=log_jacobian,
+        back=as_effects(back),
+        independent=independent,
+    )

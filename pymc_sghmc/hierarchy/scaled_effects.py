@@ -15,8 +15,15 @@ import pytensor.tensor as pt
 from pymc.model import Model
 from pytensor.tensor.random.op import RandomVariable
 
-from pymc_sghmc.compat import ancestors
-from pymc_sghmc.hierarchy.products import Mixing, Product, is_positive, products, told_by
+from pymc_sghmc.compat import SolveTriangular, ancestors
+from pymc_sghmc.hierarchy.products import (
+    Mixing,
+    Product,
+    are_equal,
+    is_positive,
+    products,
+    told_by,
+)
 from pymc_sghmc.models.unknowns import Unknowns
 
 __all__ = ["LOCATION_AND_SCALE", "ScaledEffect", "scaled_effects"]
@@ -37,6 +44,7 @@ class ScaledEffect(NamedTuple):
     products: Sequence[Product] = ()  # of that form: τz in the rows' graphs, if that is known
     freedom: Any = None  # ν, broadcastable to its shape, where the prior is a Student t
     factor: Any = None  # of a prior's covariance, C as in ``mixing``, of coefficients by group
+    independent: Any = None  # C⁻¹(u − μ), as the log-density of the prior has it
 
     @property
     def needs(self) -> list[pt.TensorVariable]:
@@ -51,7 +59,10 @@ class ScaledEffect(NamedTuple):
 
 
 def scaled_effects(
-    model: Model, terms: Sequence[pt.TensorVariable], unknowns: Unknowns
+    model: Model,
+    terms: Sequence[pt.TensorVariable],
+    log_prior: pt.TensorVariable,
+    unknowns: Unknowns,
 ) -> list[ScaledEffect]:
     """Find the effects among ``unknowns`` whose scale depends on others of them.
 
@@ -65,6 +76,8 @@ def scaled_effects(
     model : pm.Model
     terms : list of TensorVariable
         Log-likelihoods of rows, in the model's variables.
+    log_prior : TensorVariable
+        In the same variables.
     unknowns : Unknowns
         Of a step.
     """
@@ -74,7 +87,10 @@ def scaled_effects(
         value = model.rvs_to_values[rv]
         if value not in variables or value.type.ndim == 0:
             continue
-        forms = _as_prior(model, rv, value), _as_product(model, rv, value, terms, unknowns)
+        forms = (
+            _as_prior(model, rv, value, log_prior, unknowns),
+            _as_product(model, rv, value, terms, unknowns),
+        )
         known = [one for one in forms if one is not None and _is_known(one, variables)]
         positive = [one for one in known if is_positive(one.scale, unknowns)]
         found += [one.without_unknown_freedom(variables) for one in positive[:1]]
@@ -96,7 +112,13 @@ def scaled_effects(
     return []
 
 
-def _as_prior(model: Model, rv: pt.TensorVariable, value: pt.TensorVariable) -> ScaledEffect | None:
+def _as_prior(
+    model: Model,
+    rv: pt.TensorVariable,
+    value: pt.TensorVariable,
+    log_prior: pt.TensorVariable,
+    unknowns: Unknowns,
+) -> ScaledEffect | None:
     """Know ``u ~ Normal(μ, τ)`` and the like, with values on the whole real line."""
     op = rv.owner.op if rv.owner is not None else None
     if not isinstance(op, RandomVariable) or model.rvs_to_transforms[rv] is not None:
@@ -110,10 +132,27 @@ def _as_prior(model: Model, rv: pt.TensorVariable, value: pt.TensorVariable) -> 
         location, covariance = model.replace_rvs_by_values(list(parameters))
         variances = pt.diagonal(covariance, axis1=-2, axis2=-1)
         is_shared = all(covariance.type.broadcastable[:-2])  # by all groups
-        factor = None
+        effect = ScaledEffect(value, location, pt.sqrt(variances), 1.0)
         if is_shared and value.type.ndim == 2:
             factor = pt.linalg.cholesky(covariance.reshape(covariance.shape[-2:]))
-        return ScaledEffect(value, location, pt.sqrt(variances), 1.0, factor=factor)
+            independent = _independent(log_prior, value - location, factor, unknowns)
+            effect = effect._replace(factor=factor, independent=independent)
+        return effect
+    return None
+
+
+def _independent(
+    log_prior: pt.TensorVariable, shift: Any, factor: Any, unknowns: Unknowns
+) -> pt.TensorVariable | None:
+    """Find C⁻¹(u − μ) in the log-density of a prior N(μ, CCᵀ), by its values."""
+    wanted = pt.linalg.solve_triangular(factor, shift.T, lower=True).T
+    needed = set(told_by([wanted]))
+    for solved in ancestors([log_prior]):
+        op = getattr(solved.owner, "op", None)
+        is_solved = isinstance(getattr(op, "core_op", op), SolveTriangular)
+        is_alike = is_solved and solved.type.ndim == 2 and set(told_by([solved])) == needed
+        if is_alike and are_equal(solved, wanted, unknowns):
+            return solved
     return None
 
 

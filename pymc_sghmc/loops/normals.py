@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pymc_sghmc.loops.machine_code import compiled_once
 from pymc_sghmc.protocols import Array
 
 __all__ = ["box_muller", "fill_uniforms", "standard_normals"]
@@ -103,14 +104,8 @@ def box_muller(uniforms: npt.NDArray[np.float64]) -> None:
 @cache
 def _compiled() -> tuple[Callable[..., None], Callable[..., None]] | None:
     """Return both functions compiled by Numba, or None without Numba."""
-    try:
-        from numba import njit
-    except ImportError:
-        return None
     options: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
     try:
-        cached = njit(cache=True, **options)
-        return cached(fill_uniforms), cached(box_muller)
-    except RuntimeError:  # there is no folder to store machine code in
-        uncached = njit(**options)
-        return uncached(fill_uniforms), uncached(box_muller)
+        return compiled_once(fill_uniforms, **options), compiled_once(box_muller, **options)
+    except ImportError:
+        return None

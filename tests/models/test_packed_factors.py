@@ -44,7 +44,7 @@ def test_two_coefficients_have_their_correlation_and_scales():
     assert covariance[0, 1] / sds.prod() == pytest.approx(np.tanh(0.7))
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("n", [2, 3, 4, 9])
 @pytest.mark.parametrize("whole", [0.0, 1.0])
 def test_the_change_is_undone_and_has_its_jacobian(n, whole):
     _, forward, back = written(n)
@@ -72,10 +72,3 @@ def test_a_small_scale_makes_no_funnel():
     assert far == pytest.approx(near, rel=0.1)
     # of c and log c in the place of x it is as steep as the scale is small
     assert abs(slope(-8.0, np.exp(-8.0), 0.0)) > 100 * abs(slope(-3.0, np.exp(-3.0), 0.0))
-
-
-def test_large_factors_keep_their_own_entries():
-    with pm.Model() as model:
-        pm.LKJCholeskyCov("chol", n=5, eta=2, sd_dist=pm.Exponential.dist(1))
-        pm.Normal("x")
-    assert not packed_factors(model, Unknowns(model.value_vars, model.initial_point()))
