@@ -4,14 +4,13 @@ u = μ + Cv. Given C and a Gaussian likelihood of precision diag(h) and h times 
 precision A = 1 + Cᵀdiag(h)C = RRᵀ, R upper triangular, and v = A⁻¹Cᵀf + R⁻ᵀs with f = b − hμ and s
 ~ N(0, 1). Of PyTensor's own operations the graph of that has hundreds, which take a minute to
 compile. Here are operations that are loops over groups, whose machine code is stored. Knows graphs
-and their backends, no effects and no models.
+and Numba, no effects and no models.
 """
 
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +25,6 @@ from pymc_sghmc.compat import ArrayOperation
 __all__ = ["Coefficients", "StandardCoefficients", "Unmixed"]
 
 LOOPS = "pymc_sghmc.hierarchy.group_loops"
-ARRAYS = "pymc_sghmc.hierarchy.group_arrays"
 
 
 class _LoopOverGroups(ArrayOperation):
@@ -39,10 +37,8 @@ class _LoopOverGroups(ArrayOperation):
     vectors: Sequence[int] = ()  # ... or, for these, whose first axis
 
     def __new__(cls) -> Self:
-        """Let Numba and JAX know it before there is any, also in another process."""
+        """Let Numba know it before there is any, also in another process."""
         _add_to_numba()
-        if find_spec("jax") is not None:
-            _add_to_jax()
         return super().__new__(cls)
 
     def make_node(self, *inputs: Any) -> Apply:
@@ -139,13 +135,3 @@ def _add_to_numba() -> None:
         # PyTensor stores what it compiles under this key: other code is another operation
         code = sha256(Path(loop.py_func.__code__.co_filename).read_bytes()).hexdigest()
         return loop, f"{op.loop} {code}"
-
-
-@cache
-def _add_to_jax() -> None:
-    """Tell PyTensor what they are in JAX."""
-    from pytensor.link.jax.dispatch import jax_funcify
-
-    @jax_funcify.register(_LoopOverGroups)  # type: ignore[untyped-decorator]
-    def of_arrays(op: Any, **kwargs: Any) -> Any:
-        return getattr(import_module(ARRAYS), op.loop)

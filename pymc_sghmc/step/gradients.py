@@ -24,6 +24,7 @@ from pymc_sghmc.hierarchy.rewrites import (
     advise_to_integrate_out,
     rewritten,
 )
+from pymc_sghmc.loops.backends import is_jax
 from pymc_sghmc.models.bad_data import refuse_unobserved
 from pymc_sghmc.models.contract import ALL_ROWS, BatchSize
 from pymc_sghmc.models.graphs import array_of, data_leaves, minibatch_outputs
@@ -149,6 +150,8 @@ def gradients(
     """
     centring = given["centring"]
     may_centre = centring is not None and (isinstance(preconditioner, str) or centring != "auto")
+    if centring == "auto" and is_jax((given["compile_kwargs"] or {}).get("mode")):
+        may_centre = False  # JAX can't compile the change of coordinates for any number of rows
     rewriting = Rewriting(
         integrated=tuple(effects), recover=given["recover"], may_centre=may_centre
     )

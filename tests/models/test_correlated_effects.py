@@ -1,7 +1,5 @@
 """Operations on the correlated coefficients of groups, held to dense linear algebra."""
 
-import importlib.util
-
 import numpy as np
 import pymc as pm
 import pytensor
@@ -16,7 +14,6 @@ from pymc_sghmc.hierarchy.correlated_effects import Coefficients, StandardCoeffi
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
 
-MODES = ["FAST_COMPILE", "NUMBA"] + ["JAX"] * (importlib.util.find_spec("jax") is not None)
 SHAPES = [(1, 1), (3, 2), (5, 3), (2, 7)]  # groups, coefficients
 
 
@@ -30,11 +27,10 @@ def numbers(n_groups, n):
 
 
 def evaluated(outputs, mode="FAST_COMPILE"):
-    values = pytensor.function([], outputs, mode=mode)()
-    return list(map(np.asarray, values)) if isinstance(values, list) else np.asarray(values)
+    return pytensor.function([], outputs, mode=mode)()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", "NUMBA"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_coefficients_have_the_law_that_rows_leave(shape, mode):
     s, C, h, f = numbers(*shape)
@@ -53,13 +49,12 @@ def test_coefficients_have_the_law_that_rows_leave(shape, mode):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("mode", MODES[1:])
-def test_backends_have_the_same_gradients(shape, mode):
+def test_numba_has_the_same_gradients(shape):
     s, C, h, f = map(pt.constant, numbers(*shape))
     v, mixed, log_slopes = Coefficients()(s, C, h, f)
     cost = (pt.sin(v) * mixed).sum() + pt.exp(log_slopes).sum() + pt.cos(Unmixed()(s, C)).sum()
     wanted = evaluated(pt.grad(cost, [s, C, h, f]))
-    for found, one in zip(evaluated(pt.grad(cost, [s, C, h, f]), mode), wanted, strict=True):
+    for found, one in zip(evaluated(pt.grad(cost, [s, C, h, f]), "NUMBA"), wanted, strict=True):
         np.testing.assert_allclose(found, one, atol=1e-12)
 
 

@@ -231,6 +231,20 @@ def test_backends_agree(mode):
     np.testing.assert_allclose(draws[1], draws[0], rtol=1e-5 if mode == "JAX" else 1e-9)
 
 
+def test_group_effects_are_sampled_by_jax():
+    """In the form in which the model has them: JAX takes no number of rows for an input."""
+    pytest.importorskip("jax")
+    group = np.repeat(np.arange(20), 10)
+    y = np.random.default_rng(5).normal(group / 10, 1.0)
+    with pm.Model() as model:
+        u = pm.Normal("u", 0, pm.HalfNormal("tau", 1), shape=20)
+        pm.Normal("y", u[group], 1.0, observed=y)
+    step = SGHMC(batch_size=None, model=model, compile_kwargs={"mode": "JAX"})
+    step.begin_chain(np.random.default_rng(1))
+    point, _ = step.step(model.initial_point())
+    assert np.isfinite(point["u"]).all()
+
+
 def test_mixes_with_nuts_slice_metropolis_and_itself():
     # Each unknown has its own step; the discrete one must be Metropolis's. Exact answers of the
     # conjugate parts within 5 standard errors.
