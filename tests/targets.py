@@ -4,6 +4,7 @@ import numpy as np
 
 from modes import FAST
 
+from pymc_sghmc.compat import SolveTriangular, ancestors
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.minibatch_gradient import minibatch_gradient
 from pymc_sghmc.hierarchy.rewrites import Rewriting
@@ -71,3 +72,9 @@ def by_way_of_the_model(density, logp, unknowns, point, position):
     sign, log_jacobian = np.linalg.slogdet(jacobian)
     own = unknowns.unravel(density.to_model(position), point)
     return float(logp(own)) + log_jacobian, sign, log_jacobian
+
+
+def solves(graphs):
+    """Whether PyTensor solves triangular systems of equations in graphs."""
+    ops = [v.owner.op for v in ancestors(graphs) if v.owner is not None]
+    return any(isinstance(getattr(op, "core_op", op), SolveTriangular) for op in ops)

@@ -118,7 +118,7 @@ class RowCoordinates:
         ----------
         density : LogDensity
             With its graph, whose position stands for θ before and for φ afterwards.
-        prior_weight : TensorVariable
+        prior_weight : TensorVariable or float
         outputs : list of TensorVariable
             The last is a gradient by θ, without the prior.
 

@@ -39,8 +39,8 @@ class PackedFactor(NamedTuple):
         row, column = np.tril_indices(self.n)
         below = np.flatnonzero(row != column)
         diagonal = np.flatnonzero(row == column)
-        row = row[below]
-        in_row = (np.arange(self.n)[:, None] == row).astype(coordinates.dtype)
+        row_of_below = row[below]
+        in_row = (np.arange(self.n)[:, None] == row_of_below).astype(coordinates.dtype)
 
         def log_lengths(ratios: Any) -> Any:
             """Return log(τ/c) of each row, by its entries in units of the last, c."""
@@ -53,10 +53,10 @@ class PackedFactor(NamedTuple):
         x = coordinates[below]
         ratios = pt.sinh(whole * x)
         log_c = coordinates[diagonal] - whole * log_lengths(ratios)
-        c = pt.exp(log_c)[row]
+        c = pt.exp(log_c)[row_of_below]
         slopes = whole * c * pt.cosh(whole * x) + (1 - whole)
         own = self.value[below]
-        own_ratios = own / pt.exp(self.value[diagonal])[row]
+        own_ratios = own / pt.exp(self.value[diagonal])[row_of_below]
         return Unpacked(
             value=joined(whole * c * ratios + (1 - whole) * x, log_c),
             log_jacobian=pt.log(slopes).sum(),

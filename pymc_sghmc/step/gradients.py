@@ -149,9 +149,11 @@ def gradients(
         To be integrated out.
     """
     centring = given["centring"]
-    may_centre = centring is not None and (isinstance(preconditioner, str) or centring != "auto")
-    if centring == "auto" and is_jax((given["compile_kwargs"] or {}).get("mode")):
-        may_centre = False  # JAX can't compile the change of coordinates for any number of rows
+    may_centre = centring is not None
+    if centring == "auto":
+        # JAX can't compile the change of coordinates for any number of rows
+        uses_jax = is_jax((given["compile_kwargs"] or {}).get("mode"))
+        may_centre = isinstance(preconditioner, str) and not uses_jax
     rewriting = Rewriting(
         integrated=tuple(effects), recover=given["recover"], may_centre=may_centre
     )
