@@ -9,9 +9,7 @@ and Numba, no effects and no models.
 
 from collections.abc import Sequence
 from functools import cache
-from hashlib import sha256
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -21,6 +19,7 @@ from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Variable
 
 from pymc_sghmc.compat import ArrayOperation
+from pymc_sghmc.loops.machine_code import version_of
 
 __all__ = ["Coefficients", "StandardCoefficients", "Unmixed"]
 
@@ -131,7 +130,4 @@ def _add_to_numba() -> None:
 
     @basic.register_funcify_and_cache_key(_LoopOverGroups)  # type: ignore[untyped-decorator]
     def with_stored_loop(op: Any, node: Apply, **kwargs: Any) -> tuple[Any, str]:
-        loop = op.compiled
-        # PyTensor stores what it compiles under this key: other code is another operation
-        code = sha256(Path(loop.py_func.__code__.co_filename).read_bytes()).hexdigest()
-        return loop, f"{op.loop} {code}"
+        return op.compiled, f"{op.loop} {version_of(op.compiled.py_func)}"

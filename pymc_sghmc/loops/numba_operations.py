@@ -19,6 +19,7 @@ from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.math import Dot, Max
 
 from pymc_sghmc.compat import LAST
+from pymc_sghmc.loops.machine_code import version_of
 
 __all__ = ["with_quick_operations"]
 
@@ -151,7 +152,11 @@ def _add_to_numba() -> None:
     def matrix_vector(matrix: Any, vector: Any) -> Any:
         return np.dot(_as_blas_takes_it(matrix), _as_blas_takes_it(vector))
 
-    for operation, function in (MatrixVector, matrix_vector), (LargestOfRows, _largest_of_rows):
-        compiled = basic.numba_njit(function)
-        register = basic.register_funcify_default_op_cache_key(operation)
-        register(lambda op, node, compiled=compiled, **kwargs: compiled)
+    compiled = {
+        MatrixVector: basic.numba_njit(matrix_vector),
+        LargestOfRows: basic.numba_njit(_largest_of_rows),
+    }
+
+    @basic.register_funcify_and_cache_key(_NumbaOperation)  # type: ignore[untyped-decorator]
+    def with_version(op: Any, node: Apply, **kwargs: Any) -> tuple[Any, str]:
+        return compiled[type(op)], f"{type(op).__name__} {version_of(_largest_of_rows)}"

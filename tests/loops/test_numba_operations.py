@@ -1,5 +1,6 @@
 """Operations that Numba compiles quickly say what PyTensor's say."""
 
+import importlib
 import pickle
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 
 from pymc.pytensorf import compile
 
+from pymc_sghmc.loops import numba_operations
+from pymc_sghmc.loops.machine_code import version_of
 from pymc_sghmc.loops.numba_operations import LargestOfRows, MatrixVector, with_quick_operations
 
 pytest.importorskip("numba")
@@ -89,3 +92,21 @@ def test_another_process_can_unpickle_them():
     product, largest = function(MATRIX, vector)
     np.testing.assert_allclose(product, MATRIX @ vector, rtol=1e-13)
     np.testing.assert_array_equal(largest, MATRIX.max(axis=1))
+
+
+@pytest.mark.parametrize("operation", [MatrixVector, LargestOfRows])
+def test_stored_code_is_that_of_this_version(operation):
+    from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key
+
+    key = numba_funcify_and_cache_key(operation(), None)[1]
+    assert operation.__name__ in key
+    assert version_of(numba_operations.with_quick_operations) in key
+
+
+def test_another_version_of_a_module(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    versions = set()
+    for name, code in {"first": "return 1", "second": "return 2", "third": "return 1"}.items():
+        (tmp_path / f"{name}.py").write_text(f"def function():\n    {code}\n")
+        versions.add(version_of(importlib.import_module(name).function))
+    assert len(versions) == 2
