@@ -102,7 +102,9 @@ class _Surroundings:
         At `FAR`, or there and `FARTHER`.
         """
         for place in places:
-            direction = self.fit.metric.pull_back(np.eye(self.fit.mean.size)[place])
+            unit = np.zeros(self.fit.mean.size)
+            unit[place] = 1.0
+            direction = self.fit.metric.pull_back(unit)
             direction /= max(np.linalg.norm(direction), 1e-300)
             for sign in (-1.0, 1.0):
                 side = _Side(place, direction, sign)

@@ -1,5 +1,7 @@
 """Skewed posteriors: how far out chains come, what is stable there, and what is chosen by it."""
 
+import tracemalloc
+
 from types import SimpleNamespace
 
 import arviz as az
@@ -78,6 +80,27 @@ def test_steps_are_stable_in_all_directions_where_a_scale_is_far_out():
     assert stable_along_scales(posterior, posterior.fit(), [], lambda x: 9.0) == np.inf
     gaussian = LogOfGamma(100.0)
     assert stable_along_scales(gaussian, gaussian.fit(), [0, 1], lambda x: 9.0) == np.inf
+
+
+class ScaleAndEffects(LogOfGamma):
+    """Such a density beside those of many Normal ones."""
+
+    def log_density(self, x, rows):
+        logp, slope = super().log_density(x[:2], rows)
+        return logp - np.square(x[2:]).sum() / 2, np.r_[slope, -x[2:]]
+
+
+def test_a_scale_of_many_effects_takes_no_matrix():
+    n_effects = 10_000
+    posterior = ScaleAndEffects(1.0)
+    mean = np.zeros(2 + n_effects)
+    fit = GaussianFit(mean=mean, metric=Diagonal(np.ones(mean.size)), is_mode=True, passes=0)
+    tracemalloc.start()
+    found = far_out(posterior, fit, [0])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.edges
+    assert peak < 100 * mean.nbytes
 
 
 def effects_limit(k):
