@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 N_PAIRS = 4  # of draws ±z; pairs make the mean exact where the posterior is symmetric
-ROWS_PER_PARAMETER = 4  # in a share of the rows; with fewer each draw sees all of them
+ROWS_PER_PARAMETER = 4  # in a share of the rows; where there aren't as many, all draws see all
 NATS = 1e-2  # that the last iteration of a first fit gains, ...
 NATS_PER_PARAMETER = 2e-5  # ... or this for each, where that is more
 ROUNDS = 8  # of Newton's
@@ -199,15 +199,20 @@ def standard_draws(counted: CountedPasses, d: int) -> StandardDraws:
 
 
 def _shares(counted: CountedPasses, n_draws: int, d: int) -> list[Rows]:
-    """Rows for each draw: a part of them of its own where there are many for each parameter."""
-    subset = counted.subset
-    if subset is None:
-        subset = tuple(np.arange(n) for n in counted.over.data.n_at_hand)
-    if not subset or min(map(len, subset)) < n_draws * ROWS_PER_PARAMETER * d:
+    """Rows for each draw: a part of them where there are many for each parameter.
+
+    Each has a part of its own, or some draws have one in common: first those of a pair ±z.
+    """
+    subset = counted.rows
+    n_parts = n_draws
+    while n_parts > 1 and min(map(len, subset), default=0) < n_parts * ROWS_PER_PARAMETER * d:
+        n_parts //= 2
+    if n_parts <= 1:
         return [counted.subset] * n_draws
     rng = np.random.default_rng(1)
-    parts = [np.array_split(rng.permutation(rows), n_draws) for rows in subset]
-    return [tuple(map(np.sort, share)) for share in zip(*parts, strict=True)]
+    parts = [np.array_split(rng.permutation(rows), n_parts) for rows in subset]
+    shares = [tuple(map(np.sort, share)) for share in zip(*parts, strict=True)]
+    return [shares[i % n_parts] for i in range(n_draws)]
 
 
 def _mean_field(counted: CountedPasses, draws: StandardDraws, start: Array) -> MeanField | None:
