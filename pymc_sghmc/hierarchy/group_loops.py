@@ -1,7 +1,8 @@
 """Loops over groups of correlated coefficients, compiled by Numba once per machine.
 
 The symbols are those of `correlated_effects`. This file needs Numba, and is imported only where a
-model has such effects. Knows arrays of numbers alone.
+model has such effects. A scale of zero leaves what is infinite or no number, and is no error. Knows
+arrays of numbers alone.
 """
 
 import numpy as np

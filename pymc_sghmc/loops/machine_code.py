@@ -14,6 +14,9 @@ __all__ = ["compiled_once", "version_of"]
 def compiled_once(function: Callable[..., Any], **options: Any) -> Any:
     """Compile a function of numbers and arrays by Numba when it is first called.
 
+    A division by zero is infinite or no number, as NumPy's are: by Numba's own rule it would be an
+    error, and the end of a chain.
+
     Parameters
     ----------
     function : callable
@@ -28,6 +31,7 @@ def compiled_once(function: Callable[..., Any], **options: Any) -> Any:
     """
     from numba import njit
 
+    options = {"error_model": "numpy", **options}
     try:
         return njit(cache=True, **options)(function)
     except RuntimeError:  # there is no folder to store machine code in
@@ -40,4 +44,5 @@ def version_of(function: Callable[..., Any]) -> str:
     PyTensor stores what Numba compiles of an operation under a key that says nothing of its code:
     by the key alone, a new version of an operation would be the old one.
     """
-    return sha256(Path(function.__code__.co_filename).read_bytes()).hexdigest()
+    files = function.__code__.co_filename, __file__
+    return sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()

@@ -104,7 +104,7 @@ def box_muller(uniforms: npt.NDArray[np.float64]) -> None:
 @cache
 def _compiled() -> tuple[Callable[..., None], Callable[..., None]] | None:
     """Return both functions compiled by Numba, or None without Numba."""
-    options: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
+    options: dict[str, Any] = {"fastmath": {"contract"}}
     try:
         return compiled_once(fill_uniforms, **options), compiled_once(box_muller, **options)
     except ImportError:

@@ -106,6 +106,19 @@ def test_many_positions_are_as_each_of_them():
             np.testing.assert_allclose(of_all[k], of_one)
 
 
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", "NUMBA"])
+def test_a_scale_that_is_zero_is_no_error(mode):
+    """Far out a chain's scale may be too small for a number: a divergence, and no more."""
+    s, C, h, f = numbers(3, 2)
+    C[1, 1] = 0.0
+    found = evaluated([Unmixed()(s, C), *Coefficients()(s, C, h, f)], mode)
+    assert not np.isfinite(found[0][:, 1]).any()
+    assert all(np.isfinite(values).all() for values in found[1:])
+    C, x = pt.constant(C), pt.constant(s)
+    slopes = evaluated(pt.grad(Unmixed()(x, C).sum(), [x, C]), mode)
+    assert not any(np.isfinite(values).all() for values in slopes)
+
+
 def covariance(way):
     """Return keyword arguments of a prior N(μ, CCᵀ) of two coefficients."""
     if way == "cov":
