@@ -144,6 +144,11 @@ class Density(Protocol):
         return []
 
     @property
+    def vectors(self) -> list[slice]:
+        """Places of parameters with several entries."""
+        return []
+
+    @property
     def group_coefficients(self) -> dict[str, slice]:
         """Parameters of which a row sees its own group's entries alone, and where they lie."""
         found: dict[str, slice] = {}
@@ -228,6 +233,11 @@ class LogDensity(Density):
     def transformed(self) -> list[int]:
         """Places of parameters that PyMC has transformed: posteriors may be steep on one side."""
         return self.unknowns.transformed
+
+    @property
+    def vectors(self) -> list[slice]:
+        """Places of parameters with several entries."""
+        return [place for place in self.unknowns.places.values() if place.stop - place.start > 1]
 
     def _written(self, rows: RowModel) -> Graph:
         """Write the weighted log-density and its gradient as graphs of one vector."""

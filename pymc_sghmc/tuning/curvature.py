@@ -26,6 +26,7 @@ __all__ = [
     "Curvature",
     "Rows",
     "curvature",
+    "depends_on_few",
     "diagonal_by_signs",
     "difference_step",
     "extreme_curvatures",
@@ -46,6 +47,12 @@ FEWEST_CLUSTERS = 2000  # of rows whose effects are integrated out, if there are
 FISHER_ROWS = 30_000  # at most, for the Fisher information: groups with few rows must come up
 PRODUCT_STEP = 1e-3  # of differences of gradients along one direction, in standard deviations
 N_SIGNS = 10  # random signs for the diagonal of a Hessian
+PROBED_ROWS = 1000  # that tell which parameters depend on each other
+N_MOVED = 20  # parameters that are moved one by one, ...
+SHIFT = 0.1  # ... so far, ...
+AROUND = 0.3  # ... from a place that is so far from the start, where nothing is symmetric
+MOST_CHANGED = 0.05  # of all parameters, whose slopes that changes, in the median
+CHANGED = 1e-6  # of the largest change of a slope
 
 Rows = tuple[Array, ...] | None  # numbers of some rows of each likelihood; None: all
 
@@ -66,7 +73,7 @@ class CountedPasses:
         self.dtype = passes.density.dtype
         data = passes.data
         d = passes.density.d
-        if passes.density.group_coefficients:  # each effect has its own rows
+        if passes.density.group_coefficients or passes.is_sparse:  # each effect has its own rows
             n_rows = max(SUBSET_ROWS, ROWS_PER_EFFECT * d)
         else:  # of the many parameters of a neural network a mode is no great help: be brief
             n_rows = SUBSET_ROWS if d <= MAX_DENSE else SUBSET_ROWS // 5
@@ -209,6 +216,36 @@ class CountedPasses:
         with np.errstate(all="ignore"):
             grad = self.over.prior(x.astype(self.dtype))[1]
         return np.asarray(grad, dtype=float)
+
+
+def depends_on_few(passes: Any, start: Array) -> bool:
+    """Whether each of thousands of parameters depends on few of the others, given all else.
+
+    As what is unknown of each person, and not as the weights of a neural network: a slope changes
+    with few parameters.
+    """
+    rng = np.random.default_rng(0)
+    d = start.size
+    place = start + AROUND * rng.standard_normal(d)
+    some = tuple(
+        np.sort(rng.choice(n, size=min(n, PROBED_ROWS), replace=False))
+        for n in passes.data.n_at_hand
+    )
+
+    def slope(x: Array) -> Array:
+        return passes.log_density(x.astype(passes.density.dtype), some)[1].astype(float)
+
+    changed = []
+    with np.errstate(all="ignore"):
+        here = slope(place)
+        for i in rng.choice(d, size=min(N_MOVED, d), replace=False):
+            moved = place.copy()
+            moved[i] += SHIFT
+            change = np.abs(slope(moved) - here)
+            if not np.isfinite(change).all():
+                return False
+            changed.append(np.mean(change > CHANGED * change.max()))
+    return bool(np.median(changed) < MOST_CHANGED)
 
 
 def difference_step(dtype: Any) -> float:

@@ -24,7 +24,7 @@ from pymc_sghmc.tuning.variational_fit import (
     standard_draws,
 )
 
-__all__ = ["low_rank_fit"]
+__all__ = ["FEW", "low_rank_fit"]
 
 N_DIRECTIONS = 12  # of the least and of the largest curvature
 ROUNDS = 3

@@ -5,6 +5,7 @@ Knows passes over the data and SciPy, no samplers.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +17,12 @@ from pymc_sghmc.tuning.curvature import (
     MAX_DENSE,
     CountedPasses,
     curvature,
+    depends_on_few,
     fisher_scale,
     positive,
 )
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
-from pymc_sghmc.tuning.low_rank_fit import low_rank_fit
+from pymc_sghmc.tuning.low_rank_fit import FEW, low_rank_fit
 from pymc_sghmc.tuning.variational_fit import (
     Walled,
     excess_forces,
@@ -71,12 +73,14 @@ def fit_posterior(
         isn't positive, away from a mode, it says little of the posterior's width.
     """
     dense = start.size <= MAX_DENSE if dense is None else dense
+    has_effects = bool(passes.density.group_coefficients)
+    if not (dense or has_effects or passes.is_sparse):
+        passes.is_sparse = depends_on_few(passes, start)
     counted = CountedPasses(passes)
     x = np.array(start, dtype=float)
     widen = np.inf if metric is None else WIDEN
     variational = None
-    has_effects = bool(passes.density.group_coefficients)
-    if optimise and has_effects:  # the mode isn't where effects' mass is
+    if optimise and (has_effects or passes.is_sparse):  # the mode isn't where effects' mass is
         variational = _variational(counted, x, dense)
         if variational is not None and (not dense or variational.is_mode):
             return variational
@@ -96,6 +100,12 @@ def fit_posterior(
     if optimise:
         x = _climb(counted, x, metric, counted.subset, maxiter=50).end
     return GaussianFit(mean=x, metric=metric, is_mode=True, passes=counted.passes)
+
+
+def _roughness(counted: CountedPasses, fit: GaussianFit) -> float:
+    """Of the posterior, as far as this fit describes it; infinite where there is none."""
+    draws = standard_draws(counted, fit.mean.size)
+    return roughness(counted, fit.mean, fit.metric, draws.z)
 
 
 class _DenseSearch:
@@ -140,14 +150,8 @@ class _DenseSearch:
         fit = GaussianFit(mean=x, metric=Dense(factor), is_mode=bool(is_mode), passes=0.0)
         if self.variational is not None and not is_mode:
             # as a rule its mean is in the bulk, and not on the way to nowhere
-            fit = min(self.variational, fit, key=self._roughness)
+            fit = min(self.variational, fit, key=partial(_roughness, counted))
         return replace(fit, is_mode=bool(is_mode), passes=counted.passes)
-
-    def _roughness(self, fit: GaussianFit) -> float:
-        """Of the posterior, as far as this fit describes it; infinite where there is none."""
-        draws = standard_draws(self.counted, fit.mean.size)
-        rough = roughness(self.counted, fit.mean, fit.metric.matrix(), draws.z)
-        return rough if np.isfinite(rough) else np.inf
 
     def _round(self, i: int, x: Array, factor: Array, widen: float) -> tuple[Array, Array, bool]:
         """Position, factor of the covariance, and whether the search may end there."""
@@ -183,7 +187,10 @@ def _climb_from_start(
 
 
 def _variational(counted: CountedPasses, start: Array, dense: bool) -> GaussianFit | None:
-    """Fit a Gaussian to effects of groups, from where the fit of λ ended if there was one."""
+    """Fit a Gaussian to effects of groups, from where the fit of λ ended if there was one.
+
+    Or to other unknowns that depend on few others each, such as traits of persons.
+    """
     density = counted.over.density
     near = None
     for rewrite in density.rewrites:
@@ -192,7 +199,10 @@ def _variational(counted: CountedPasses, start: Array, dense: bool) -> GaussianF
         near = rewrite.independent or near
     if dense:
         return variational_fit(counted, start, near)
-    return low_rank_fit(counted, start, list(density.group_coefficients.values()), near)
+    blocks = list(density.group_coefficients.values())
+    if not blocks:
+        blocks = [place for place in density.vectors if place.stop - place.start > FEW]
+    return low_rank_fit(counted, start, blocks, near)
 
 
 def _at_mode_of_all(counted: CountedPasses, x: Array, metric: Metric) -> Array:
@@ -280,7 +290,7 @@ def falls_as_fitted(counted: CountedPasses, x: Array, factor: Array) -> bool:
     is_alike = of_pairs - promised < np.maximum(MOST_ALONE, MOST_EXCESS * promised)
     if not (of_pairs.mean() < (1 + MOST_EXCESS) * promised.mean() and is_alike.all()):
         return False
-    forces = excess_forces(factor, [gradient - slope for _, gradient in there], draws)
+    forces = excess_forces(Dense(factor), [gradient - slope for _, gradient in there], draws)
     rough = np.sqrt(np.square(forces).mean(axis=0))
     if rough.max() < ROUGH:
         return True

@@ -143,7 +143,7 @@ def fit_around(counted: CountedPasses, mean: Array, metric: Dense) -> GaussianFi
     factor = metric.factor
     for _ in range(FEW_ROUNDS):
         factor, _ = _rescaled(counted, draws, mean, factor)
-    is_near = roughness(counted, mean, factor, draws.z, of_mean=False) < ROUGH
+    is_near = roughness(counted, mean, Dense(factor), draws.z, of_mean=False) < ROUGH
     return GaussianFit(mean=mean, metric=Dense(factor), is_mode=is_near, passes=counted.passes)
 
 
@@ -161,7 +161,7 @@ def _by_newton(counted: CountedPasses, draws: StandardDraws, independent: MeanFi
         m, moved = nearer(counted, None, m, Dense(factor), draws.z)
         if not NEAR <= moved < math.inf:
             break
-    rough = roughness(counted, m, factor, draws.z)
+    rough = roughness(counted, m, Dense(factor), draws.z)
     is_near = bool(moved < NEAR and rough < ROUGH)
     return GaussianFit(mean=m, metric=Dense(factor), is_mode=is_near, passes=counted.passes)
 
@@ -195,19 +195,21 @@ def lower(factor: Array) -> Array:
 def standard_draws(counted: CountedPasses, d: int) -> StandardDraws:
     """Return the draws that fits of d parameters take."""
     half = np.random.default_rng(0).standard_normal((N_PAIRS, d))
-    return StandardDraws(np.concatenate([half, -half]), _shares(counted, 2 * N_PAIRS, d))
+    n_draws = 2 * N_PAIRS
+    return StandardDraws(np.concatenate([half, -half]), _shares(counted, n_draws, d, n_draws))
 
 
-def _shares(counted: CountedPasses, n_draws: int, d: int) -> list[Rows]:
+def _shares(counted: CountedPasses, n_draws: int, d: int, fewest: int) -> list[Rows]:
     """Rows for each draw: a part of them where there are many for each parameter.
 
-    Each has a part of its own, or some draws have one in common: first those of a pair ±z.
+    Each has a part of its own, or those of a pair ±z have one in common. With less than ``fewest``
+    parts all draws see all rows.
     """
     subset = counted.rows
     n_parts = n_draws
-    while n_parts > 1 and min(map(len, subset), default=0) < n_parts * ROWS_PER_PARAMETER * d:
+    while n_parts >= fewest and min(map(len, subset), default=0) < n_parts * ROWS_PER_PARAMETER * d:
         n_parts //= 2
-    if n_parts <= 1:
+    if n_parts < fewest:
         return [counted.subset] * n_draws
     rng = np.random.default_rng(1)
     parts = [np.array_split(rng.permutation(rows), n_parts) for rows in subset]
@@ -229,6 +231,8 @@ def _minimised(
     """
     start, scale = first
     d = start.size
+    # this search ends where a fit begins, and may see less of the rows than the fit itself
+    shares = _shares(counted, len(draws.z), d, fewest=N_PAIRS)
 
     def energy(p: Array) -> tuple[float, Array]:
         mu = p[:d]
@@ -236,7 +240,7 @@ def _minimised(
         s = np.exp(rho)
         value = 0.0
         slopes = np.zeros(2 * d)
-        for draw, rows in zip(*draws, strict=True):
+        for draw, rows in zip(draws.z, shares, strict=True):
             logp, grad = counted(start + scale * (mu + s * draw), rows)
             if not (math.isfinite(logp) and np.isfinite(grad).all()):
                 return np.inf, slopes
@@ -348,19 +352,21 @@ def nearer(
     return m + metric.to_theta(step * min(1.0, FAR / max(moved, FAR))), moved
 
 
-def excess_forces(factor: Array, gradients: Sequence[Array], z: Array) -> Array:
+def excess_forces(metric: Metric, gradients: Sequence[Array], z: Array) -> Array:
     """Return forces at standard draws z, in sds, beside those of a Gaussian, −z; (k, d)."""
-    return np.add([factor.T @ gradient for gradient in gradients], z)
+    return np.add([metric.pull_back(gradient) for gradient in gradients], z)
 
 
 def roughness(
-    counted: CountedPasses, m: Array, factor: Array, z: Array, of_mean: bool = True
+    counted: CountedPasses, m: Array, metric: Metric, z: Array, of_mean: bool = True
 ) -> float:
     """How much the force at the draws differs from a Gaussian's, −z, in the worst direction.
 
-    With the force that all of them have in common, or without.
+    With the force that all of them have in common, or without. Infinite where there is none.
     """
-    rest = excess_forces(factor, [counted(m + factor @ x, counted.subset)[1] for x in z], z)
+    gradients = [counted(m + metric.to_theta(x), counted.subset)[1] for x in z]
+    rest = excess_forces(metric, gradients, z)
     if not of_mean:
         rest = rest - rest.mean(axis=0)
-    return float(np.sqrt(np.mean(np.square(rest), axis=0).max()))
+    rough = np.sqrt(np.mean(np.square(rest), axis=0).max())
+    return float(rough) if np.isfinite(rough) else math.inf

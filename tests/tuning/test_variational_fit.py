@@ -147,11 +147,17 @@ def test_mean_of_a_subset_is_brought_to_that_of_all_rows():
     found = variational_fit(counted, np.zeros(2))
     sd = np.array([0.5, 3.0]) / math.sqrt(n_rows)
     assert (np.abs(found.mean - y.mean(axis=0)) < NEAR * sd).all()
-    parts = module._shares(counted, 8, 2)
+    parts = module._shares(counted, 8, 2, fewest=8)
     rows = np.concatenate([share[0] for share in parts])
     assert len({len(share[0]) for share in parts}) <= 2
     np.testing.assert_array_equal(np.sort(rows), counted.subset[0])
-    assert module._shares(counted, 8, 10_000) == [counted.subset] * 8  # too few for each unknown
+    parts = module._shares(counted, 8, SUBSET_ROWS // 25, fewest=4)  # in pairs ±z
+    assert len({share[0].tobytes() for share in parts}) == 4
+    assert [share[0].tobytes() for share in parts[:4]] == [s[0].tobytes() for s in parts[4:]]
+    assert module._shares(counted, 8, SUBSET_ROWS // 25, fewest=8) == [counted.subset] * 8
+    assert (
+        module._shares(counted, 8, 10_000, fewest=4) == [counted.subset] * 8
+    )  # too few for each unknown
 
 
 def test_a_search_without_a_mode_ends_at_the_centre_of_mass(monkeypatch):
