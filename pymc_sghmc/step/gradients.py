@@ -253,7 +253,7 @@ def _rows(
         _log.warning(f"All data are used at every step, since minibatches can't be. {reason}")
         return model_by_row(model, unknowns, None, point, None, rewriting)
     rows, _ = by_row
-    if rows.likelihoods:
+    if rows.likelihoods or given["batch_size"] == "auto":
         _say_what_is_used_whole(model)
     return by_row
 
@@ -271,7 +271,7 @@ def _all_rows_with_centred_effects(
 
 
 def _say_what_is_used_whole(model: Model) -> None:
-    """Name potentials that are computed from arrays at every step, beside minibatches."""
+    """Name potentials that are computed from arrays at every step, where minibatches were meant."""
     for potential in model.potentials:
         lengths = [array_of(source).shape[0] for source in data_leaves(potential)]
         n_numbers = max(lengths, default=0)

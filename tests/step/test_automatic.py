@@ -467,11 +467,13 @@ def test_all_rows_are_taken_and_told_where_minibatches_are_too_noisy(caplog):
     assert "first-order control variates" not in caplog.text
 
 
-def test_potentials_over_rows_are_named_beside_minibatches(caplog):
+@pytest.mark.parametrize("likelihood", [True, False])
+def test_potentials_over_rows_are_named(caplog, likelihood):
     rng = np.random.default_rng(5)
     with pm.Model():
         mu = pm.Normal("mu")
-        pm.Normal("y", mu, 1, observed=rng.standard_normal(3000))
+        if likelihood:
+            pm.Normal("y", mu, 1, observed=rng.standard_normal(3000))
         pm.Potential("weighted", pm.logp(pm.Normal.dist(mu, 2), rng.standard_normal(2000)).sum())
         pm.Potential("small", -(mu**4) * np.ones(3).sum())
         with caplog.at_level("INFO", logger="pymc"):
