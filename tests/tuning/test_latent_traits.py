@@ -73,6 +73,15 @@ def random_walk():
     return model
 
 
+def areas():
+    """Of a line of areas, whose sum is held near zero: each depends on all others by it."""
+    neighbours = np.diag(np.ones(PERSONS - 1), 1)
+    with pm.Model() as model:
+        phi = pm.ICAR("phi", W=neighbours + neighbours.T)
+        pm.Normal("y", phi, 1, observed=np.zeros(PERSONS))
+    return model
+
+
 def position_of(model):
     point = model.initial_point()
     return Unknowns(model.continuous_value_vars, point).ravel(point)
@@ -87,10 +96,11 @@ FORMS = ["a row for each person", "a row for each answer"]
         (lambda: factor_model(FORMS[0]), True),
         (lambda: factor_model(FORMS[1]), True),
         (random_walk, True),
+        (areas, True),
         (network, False),
         (many_predictors, False),
     ],
-    ids=[*FORMS, "random walk", "network", "many predictors"],
+    ids=[*FORMS, "random walk", "areas", "network", "many predictors"],
 )
 def test_which_parameters_depend_on_few_others(make, few):
     model = make()
