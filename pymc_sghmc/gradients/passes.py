@@ -45,7 +45,7 @@ class Passes:
         self.order_is_checked = False
         self.second_derivatives: SecondDerivatives | None = None  # where Hessians are exact
         self.second_derivatives_are_known = False  # whether there are any
-        self.is_sparse = False  # whether each of thousands of parameters depends on few others
+        self.is_sparse: bool | None = None  # whether each of thousands depends on few others
 
     def prior(self, position: Array) -> tuple[Array, Array]:
         """Log-density and gradient of all but the likelihoods that are cut into minibatches."""

@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from pymc_sghmc.gradients.metric import LowRank
 from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE, MAX_MULTIPLIER, ChainTuning
 from pymc_sghmc.tuning.gradient_noise import MOST_FAR_NOISE
 from pymc_sghmc.tuning.setup import Setup
@@ -66,8 +65,7 @@ def options(
     # far out on one side minibatches are noisier than the force back can bear
     is_steep = bool(setup.skewed) and noise.second_order is None
     # the noise of second order is known around the fit, and isn't measured where chains are
-    is_astray = isinstance(setup.fit.metric, LowRank) and not setup.fit.is_mode
-    if (is_steep or is_astray) and all_rows_may_be_used(data):
+    if (is_steep or setup.fit.is_astray) and all_rows_may_be_used(data):
         return [_exact(new(order=0, noise=noise.plain), setup, data)]
     return [sized for tuning in tunings for sized in _of_sizes(tuning, setup, data, choice)]
 

@@ -5,7 +5,6 @@ Knows passes over the data and SciPy, no samplers.
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,7 +73,7 @@ def fit_posterior(
     """
     dense = start.size <= MAX_DENSE if dense is None else dense
     has_effects = bool(passes.density.group_coefficients)
-    if not (dense or has_effects or passes.is_sparse):
+    if passes.is_sparse is None and not (dense or has_effects):
         passes.is_sparse = depends_on_few(passes, start)
     counted = CountedPasses(passes)
     x = np.array(start, dtype=float)
@@ -100,12 +99,6 @@ def fit_posterior(
     if optimise:
         x = _climb(counted, x, metric, counted.subset, maxiter=50).end
     return GaussianFit(mean=x, metric=metric, is_mode=True, passes=counted.passes)
-
-
-def _roughness(counted: CountedPasses, fit: GaussianFit) -> float:
-    """Of the posterior, as far as this fit describes it; infinite where there is none."""
-    draws = standard_draws(counted, fit.mean.size)
-    return roughness(counted, fit.mean, fit.metric, draws.z)
 
 
 class _DenseSearch:
@@ -150,8 +143,13 @@ class _DenseSearch:
         fit = GaussianFit(mean=x, metric=Dense(factor), is_mode=bool(is_mode), passes=0.0)
         if self.variational is not None and not is_mode:
             # as a rule its mean is in the bulk, and not on the way to nowhere
-            fit = min(self.variational, fit, key=partial(_roughness, counted))
+            fit = min(self.variational, fit, key=self._roughness)
         return replace(fit, is_mode=bool(is_mode), passes=counted.passes)
+
+    def _roughness(self, fit: GaussianFit) -> float:
+        """Of the posterior, as far as this fit describes it; infinite where there is none."""
+        draws = standard_draws(self.counted, fit.mean.size)
+        return roughness(self.counted, fit.mean, fit.metric, draws.z)
 
     def _round(self, i: int, x: Array, factor: Array, widen: float) -> tuple[Array, Array, bool]:
         """Position, factor of the covariance, and whether the search may end there."""

@@ -143,7 +143,7 @@ def test_where_no_fit_converges_chains_take_all_rows_and_stay_with_it():
         phi = pm.ICAR("phi", W=neighbours)
         pm.Poisson("y", pt.exp(pm.Normal("a", 0, 2) + scale * phi[area]), observed=y)
         tuner = SGHMC(compile_kwargs=FAST).tuner
-    setups = tuner.chooser._setups
+    setups = tuner.setups
     assert not setups.fit.is_mode
     assert tuner.takes_all_rows(tuner.prepare())
     assert not setups.move(setups.fit.mean + 0.01, 2, is_exact=True)
