@@ -281,7 +281,7 @@ class Chooser:
         request = tuning.made_for
         try:
             with self._gradient.density.at(request.conditioned_on):
-                self._setups.make(request.start, request.metric, max_order=1)
+                self._setups.make_for(replace(request, max_order=1))
         except NonFinite:
             return None
         new = self.first()

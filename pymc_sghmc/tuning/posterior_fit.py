@@ -56,6 +56,7 @@ def fit_posterior(
     dense: bool | None = None,
     optimise: bool = True,
     metric: Metric | None = None,
+    is_mode: bool = True,
 ) -> GaussianFit:
     """Climb from ``start`` to the mode and measure the curvature there.
 
@@ -70,6 +71,8 @@ def fit_posterior(
     metric : Metric, optional
         Of an earlier fit: no scale becomes more than `WIDEN` times its own. Where the curvature
         isn't positive, away from a mode, it says little of the posterior's width.
+    is_mode : bool, default True
+        Whether that fit was one. Scales of thousands of parameters are kept, and with them this.
     """
     dense = start.size <= MAX_DENSE if dense is None else dense
     has_effects = bool(passes.density.group_coefficients)
@@ -88,7 +91,7 @@ def fit_posterior(
     if optimise:
         x, metric = _climb_from_start(counted, x, metric, maxiter=500 if dense else 100)
     if isinstance(metric, LowRank):
-        return GaussianFit(mean=x, metric=metric, is_mode=True, passes=counted.passes)
+        return GaussianFit(mean=x, metric=metric, is_mode=is_mode, passes=counted.passes)
     if metric is None or not dense:
         metric = Diagonal(fisher_scale(counted, x))
     if dense:

@@ -126,7 +126,9 @@ def set_up(
     begin_phase("fitting a Gaussian to the posterior")
     is_automatic = isinstance(preconditioner, str)
     dense = (is_automatic and preconditioner == "dense") or start.size <= MAX_DENSE
-    fit = fit_posterior(gradient.passes, start, dense, optimise, request.metric)
+    fit = fit_posterior(
+        gradient.passes, start, dense, optimise, request.metric, is_mode=request.is_mode
+    )
     begin_phase("measuring the noise of gradients")
     look = partial(
         _look_around,

@@ -41,5 +41,6 @@ class SetupRequest(ByValue):
     metric: Metric | None  # of an earlier fit: then ``start`` is the mean, and isn't searched for
     max_order: int  # of the control variates that may be used
     conditioned_on: tuple[Array, ...]  # values of other steps' parameters
+    is_mode: bool = True  # whether that fit was one
     # Which data. None in what is saved of a chain: there it is whatever data the step has.
     data_id: DataId | None = None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pymc_sghmc.exceptions import NonFinite
-from pymc_sghmc.gradients.metric import Array, Metric
+from pymc_sghmc.gradients.metric import Array
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.gradient_noise import TunedGradient
 from pymc_sghmc.tuning.setup import Setup, set_up
@@ -86,18 +86,22 @@ class Setups:
         """That of the set-up in use."""
         return self.made.fit
 
-    def make(self, start: Array, metric: Metric | None = None, max_order: int = 2) -> Setup:
+    def make(self, start: Array, max_order: int = 2) -> Setup:
         """Take a set-up from here into use, one that is known where nothing has changed.
 
-        With a ``metric``, that of an earlier fit, ``start`` is the mean of the fit. No control
-        variates are of a higher order than ``max_order``.
+        No control variates are of a higher order than ``max_order``.
         """
-        density = self._gradient.density
-        request = SetupRequest(
-            start=start, metric=metric, max_order=max_order, conditioned_on=density.others
+        others = self._gradient.density.others
+        return self.make_for(
+            SetupRequest(start=start, metric=None, max_order=max_order, conditioned_on=others)
         )
-        optimise = metric is None and self.reference_point is None
-        if metric is None and not density.placement_needs_others:
+
+    def make_for(self, request: SetupRequest) -> Setup:
+        """Take a set-up for this request into use."""
+        density = self._gradient.density
+        start = request.start
+        optimise = request.metric is None and self.reference_point is None
+        if request.metric is None and not density.placement_needs_others:
             self.place(start)
         if self.reference_point is not None:
             start = self.reference_point
@@ -121,7 +125,7 @@ class Setups:
                 setup = set_up(
                     self._gradient,
                     [
-                        expansion if order <= max_order else None
+                        expansion if order <= request.max_order else None
                         for order, expansion in enumerate(self._expansions, 1)
                     ],
                     start,
@@ -177,7 +181,8 @@ class Setups:
         max_order : int
         is_exact : bool, default False
             Whether chains take all rows. Without noise, all that a fit gives them are scales: those
-            of one that serves aren't exchanged for those of one that doesn't.
+            of one that serves aren't exchanged for those of one that doesn't, and thousands of
+            them aren't made anew.
 
         Returns
         -------
@@ -187,10 +192,17 @@ class Setups:
         old = self.current
         assert old is not None
         if is_exact and old.fit.is_astray:
-            return False  # another mean has the same scales, and would pass for a mode
+            return False
         old_request = self.request
+        request = SetupRequest(
+            start=start,
+            metric=old.fit.metric,
+            is_mode=old.fit.is_mode,
+            max_order=max_order,
+            conditioned_on=self._gradient.density.others,
+        )
         try:
-            new = self.make(start, old.fit.metric, max_order)
+            new = self.make_for(request)
         except NonFinite:
             return False
         is_better = new.limits.far_out >= old.limits.far_out / MUCH_SHORTER
@@ -231,7 +243,7 @@ class Setups:
         """Take into use what was made for the request of a restored chain."""
         if request != self.request:
             with self._gradient.density.at(request.conditioned_on):
-                self.make(request.start, request.metric, request.max_order)
+                self.make_for(request)
         self.request = request  # the very same object: the next draw compares no arrays
 
     def forget(self) -> None:

@@ -146,7 +146,10 @@ def test_where_no_fit_converges_chains_take_all_rows_and_stay_with_it():
     setups = tuner.setups
     assert not setups.fit.is_mode
     assert tuner.takes_all_rows(tuner.prepare())
-    assert not setups.move(setups.fit.mean + 0.01, 2, is_exact=True)
+    mean = setups.fit.mean + 0.01
+    assert not setups.move(mean, 2, is_exact=True)
+    assert setups.move(mean, 2)  # of a chain whose steps take minibatches
+    assert not setups.fit.is_mode
 
 
 def log_posterior(position, covariance):

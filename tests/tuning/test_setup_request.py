@@ -43,6 +43,7 @@ def test_requests_are_equal_by_value():
         {"metric": None},
         {"metric": Diagonal(np.ones(2))},
         {"metric": Dense(np.diag(np.full(2, 0.5)))},
+        {"is_mode": False},
         {"max_order": 1},
         {"conditioned_on": (np.array(2), np.arange(3.0))},
         {"conditioned_on": ()},
