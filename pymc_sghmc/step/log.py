@@ -11,6 +11,7 @@ from pymc_sghmc.hierarchy.placement import TOLERANCE
 from pymc_sghmc.step.setup_display import SetupDisplay
 from pymc_sghmc.tuning.budget import MANY
 from pymc_sghmc.tuning.pool_report import PoolReport
+from pymc_sghmc.tuning.setup import Setup
 from pymc_sghmc.tuning.sizes import RowChoice
 from pymc_sghmc.tuning.tuner import Tuner
 
@@ -50,8 +51,8 @@ def log_setup(
     d = tuner.gradient.density.d
     _log.info(
         f"{sampler}: {d:,} parameter{'s' * (d > 1)}, "
-        f"{_gradient(tuner, tuning)}{_integrated_out(tuner)}, predicted bias of the variances "
-        f"{round(100 * tuning.bias, 1) + 0.0:.1f} %. Setting up took {display.total:.1f} s, "
+        f"{_gradient(tuner, tuning)}{_integrated_out(tuner)}, "
+        f"{_bias(setup, tuning)}. Setting up took {display.total:.1f} s, "
         f"{display.compiling:.1f} s of them for building and compiling functions, and "
         f"{_passes(display.passes, tuner.gradient.data.n_reads)}."
     )
@@ -78,6 +79,13 @@ def log_setup(
             "the noise of so many isn't known well. Raise batch_size if that matters."
         )
     _log_size_of_effects(sampler, tuner, recovers)
+
+
+def _bias(setup: Setup, tuning: Any) -> str:
+    """Say how much too large variances will be, as far as the posterior is like the fit."""
+    if not setup.fit.is_mode:
+        return "bias of the variances unknown"
+    return f"predicted bias of the variances {round(100 * tuning.bias, 1) + 0.0:.1f} %"
 
 
 def _passes(passes: float, n_reads: int | None) -> str:
