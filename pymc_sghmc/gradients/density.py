@@ -312,7 +312,10 @@ class LogDensity(Density):
     ) -> tuple[Array, Array]:
         """Weighted log-density and gradient."""
         own = position.astype(self.dtype, copy=False)  # C takes no other
-        return self.function(own, prior_weight, *row_weights, *rows, *arrays, *self.given)
+        try:
+            return self.function(own, prior_weight, *row_weights, *rows, *arrays, *self.given)
+        except ZeroDivisionError:  # by Numba, where other functions are infinite
+            return np.asarray(np.nan, dtype=self.dtype), np.full(self.d, np.nan, dtype=self.dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # Copies of a step share the data, the model's containers and the compiled function.

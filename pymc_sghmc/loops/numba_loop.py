@@ -144,4 +144,42 @@ def numba_loop(step: CompiledStep) -> Callable[..., tuple[Any, ...]]:
         text = f"{THIS_FILE}{step.n_state} {step.n_groups} {step.fetched} {step_key}"
         cache_key = sha256(text.encode()).hexdigest()
     loop = compile_numba_function_src(source, "inner_loop", names, cache_key=cache_key)
-    return numba_njit(loop, final_function=True, cache=step_key is not None)
+    return _ending_at_errors(numba_njit(loop, final_function=True, cache=step_key is not None))
+
+
+def _ending_at_errors(compiled: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """Let a loop end before a step that divides by zero, as before one that isn't finite.
+
+    Some functions of Numba raise an error there, such as 0.0**n with a negative whole number n,
+    where those of NumPy are infinite.
+    """
+
+    def loop(
+        state: tuple[Array, ...], normals: Array, rows: tuple[Array, ...], fixed: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        try:
+            return compiled(state, normals, rows, fixed)
+        except ZeroDivisionError:
+            return one_by_one(state, normals, rows, fixed)
+
+    def one_by_one(
+        state: tuple[Array, ...], normals: Array, rows: tuple[Array, ...], fixed: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        sums = np.zeros(3)
+        logp = 0.0
+        for t in range(len(normals)):
+            here = slice(t, t + 1)
+            try:
+                new, made, *of_step, its_logp = compiled(
+                    state, normals[here], tuple([of_group[here] for of_group in rows]), fixed
+                )
+            except ZeroDivisionError:
+                made = 0
+            if not made:
+                return state, t, *sums, logp
+            state = new
+            sums += of_step
+            logp = its_logp
+        return state, len(normals), *sums, logp
+
+    return loop

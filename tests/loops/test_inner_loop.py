@@ -236,6 +236,20 @@ def test_steps_end_where_the_density_does_although_its_gradient_is_finite(mode):
         step.step(point)
 
 
+@pytest.mark.parametrize("mode", BACKENDS)
+def test_steps_end_where_numba_divides_by_zero_as_where_others_are_infinite(mode):
+    """As the derivative of alpha**lag for the lag of zero days does, once alpha is zero."""
+    with pm.Model():
+        x = pm.Flat("x", shape=1, initval=np.ones(1))
+        pm.Potential("energy", -(x[:, None] ** np.arange(2)).sum())
+        step = SGLD(learning_rate=0.25, n_steps=6, temperature=0.0, compile_kwargs={"mode": mode})
+    step.begin_chain(np.random.default_rng(0))
+    point, _ = step.step({"x": np.full(1, 2.5)})  # each step goes down by a quarter
+    np.testing.assert_allclose(point["x"], 1.0)
+    with pytest.raises(SamplingError, match=r"gradient of x\[0\] is not finite at inner step 10"):
+        step.step(point)
+
+
 def test_blocks_of_random_numbers_join():
     """As many steps in blocks of three as in one, each with rows and normals of its own."""
     n_rows = 300_000
