@@ -45,6 +45,7 @@ NEAR = 0.1  # distance of a good mean from the mode, in posterior standard devia
 FAR_FROM_SEARCH = 2.0  # r.m.s. sds from where it was seen how log p falls; farther it is seen anew
 MOST_EXCESS = 0.5  # of the fall that a Gaussian promises
 MOST_ALONE = 5.0  # nats beyond what it promises to a single draw, of few parameters
+DRIFT = 1.5  # sds by which a Gaussian's draws would go, on average, to where there is no force
 ROUGH = 1.0  # r.m.s. of the force that a Gaussian doesn't have, in sds, that asks for a look
 FAR = 3.0  # sds, where that look is
 LEAST_FALL = 0.2  # of the fall that a Gaussian promises there
@@ -279,6 +280,9 @@ def falls_as_fitted(counted: CountedPasses, x: Array, factor: Array) -> bool:
     By d/2 on average, within a factor of 1.5. And by about as much to each: a wall along a single
     one of many directions is a small part of the average. A Gaussian that was narrowed until few
     draws reach the wall has the right fall; but away from the wall log p hardly falls at all.
+
+    Nor may draws be driven off all together, as those around a joint mode are by a scale of
+    hundreds of parameters: the fall of so many hides it.
     """
     z = np.random.default_rng(0).standard_normal((10, x.size))
     draws = np.concatenate([z, -z])
@@ -292,6 +296,8 @@ def falls_as_fitted(counted: CountedPasses, x: Array, factor: Array) -> bool:
     if not (of_pairs.mean() < (1 + MOST_EXCESS) * promised.mean() and is_alike.all()):
         return False
     forces = excess_forces(Dense(factor), [gradient - slope for _, gradient in there], draws)
+    if np.abs(forces.mean(axis=0)).max() > DRIFT:
+        return False
     rough = np.sqrt(np.square(forces).mean(axis=0))
     if rough.max() < ROUGH:
         return True

@@ -8,6 +8,7 @@ import pytest
 
 from model_collection.small import linear_regression
 from modes import FAST
+from scipy.optimize import minimize
 from targets import gradient_of
 
 from pymc_sghmc import SGHMC
@@ -414,3 +415,43 @@ class OffMode:
 def test_a_slope_at_the_mean_is_no_reason_to_refuse_a_fit():
     """Two posterior standard deviations off: that much a mode of half of the rows may be."""
     assert falls_as_fitted(OffMode(), np.zeros(10), np.eye(10))
+
+
+class JointMode:
+    """Effects N(0, exp(s)²) of four rows each, as they are without centring, and a scale held by its prior."""
+
+    subset = None
+    n_effects = 400
+    n_rows = 4
+
+    def __init__(self, prior_sd):
+        self.prior_sd = prior_sd
+        self.y = np.random.default_rng(0).normal(
+            0, (1 / 4 + 1 / self.n_rows) ** 0.5, self.n_effects
+        )
+
+    def __call__(self, x, rows):
+        s, z = x[0], x[1:]
+        left = self.y - np.exp(s) * z
+        value = -0.5 * ((s / self.prior_sd) ** 2 + z @ z + self.n_rows * left @ left)
+        pull = self.n_rows * np.exp(s) * left
+        return value, np.r_[pull @ z - s / self.prior_sd**2, pull - z]
+
+
+@pytest.mark.parametrize(("prior_sd", "is_alike"), [(0.1, False), (0.001, True)])
+def test_a_joint_mode_from_which_a_scale_is_driven_off_is_no_fit(prior_sd, is_alike):
+    """Each effect drives it by little, and all of them by twenty standard deviations."""
+    density = JointMode(prior_sd)
+
+    def energy(x):
+        value, gradient = density(x, None)
+        return -value, -gradient
+
+    mode = minimize(energy, np.zeros(401), jac=True, method="BFGS", options={"gtol": 1e-6}).x
+    steps = 1e-5 * np.eye(401)
+    hessian = [(density(mode - e, None)[1] - density(mode + e, None)[1]) / 2e-5 for e in steps]
+    factor = np.linalg.cholesky(np.linalg.inv(np.array(hessian)))
+    z = np.random.default_rng(0).standard_normal((100, 401))
+    falls = [density(mode, None)[0] - density(mode + factor @ x, None)[0] for x in [*z, *-z]]
+    assert 0.8 < np.mean(falls) / (401 / 2) < 1.4  # the fall alone doesn't tell
+    assert falls_as_fitted(density, mode, factor) == is_alike
