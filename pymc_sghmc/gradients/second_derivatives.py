@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pytensor.tensor as pt
 
+from pymc_sghmc.compat import ancestors
 from pymc_sghmc.gradients.at_positions import at_positions, at_positions_one_by_one
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.jacobians import Jacobian, jacobian
@@ -23,6 +24,8 @@ __all__ = ["BLOCK_ROWS", "MOST_UNKNOWNS", "SecondDerivatives", "second_derivativ
 
 BLOCK_ROWS = 10_000  # for which J is found at a time
 MOST_UNKNOWNS = 1000  # of which a matrix of second derivatives is kept whole
+MOST_OPERATIONS = 4000  # of second derivatives: to compile more takes minutes, ...
+FEW_UNKNOWNS = 100  # ... and curvatures of so few are told by differences of gradients in seconds
 
 
 class FirstOrder(NamedTuple):
@@ -145,6 +148,9 @@ def second_derivatives(density: LogDensity) -> SecondDerivatives | None:
     """Compile what Hessians are made of; None where rows see no few linear predictors.
 
     These are looked for in coordinates that a rewrite of the model knows, and then in a chain's.
+    None, too, where few parameters have log-likelihoods of so many operations, as of a recursion
+    that is written step by step, that to compile their derivatives would take far longer than
+    anything else.
 
     Parameters
     ----------
@@ -160,9 +166,17 @@ def second_derivatives(density: LogDensity) -> SecondDerivatives | None:
         variables = graph.variables if linear is None else linear.variables
         batches = [group.batches for group in graph.model.groups]
         slopes = row_slopes(terms, variables, batches, graph.model.point)
+        if slopes is not None and density.d <= FEW_UNKNOWNS and _takes_minutes(slopes):
+            return None
         if slopes is not None:
             return SecondDerivatives(density, slopes, RowCoordinates(density, linear))
     return None
+
+
+def _takes_minutes(slopes: RowSlopes) -> bool:
+    """Whether second derivatives have too many operations to be compiled."""
+    C = [of_group.C for of_group in slopes.by_numbers]
+    return sum(variable.owner is not None for variable in ancestors(C)) > MOST_OPERATIONS
 
 
 def _gradient_without_rows(

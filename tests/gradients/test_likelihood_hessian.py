@@ -217,6 +217,20 @@ def test_first_scales_are_those_by_differences_in_one_pass():
     assert by_differences.passes > 10
 
 
+@pytest.mark.parametrize(("n_times", "is_compiled"), [(2, True), (30, False)])
+def test_second_derivatives_that_would_take_minutes_to_compile_are_left_out(n_times, is_compiled):
+    """Of a recursion written step by step, such as the forward algorithm of a Markov chain."""
+    _, x, _ = data()
+    with pm.Model() as model:
+        a, b, c = (pm.HalfNormal(name, 1) for name in "abc")
+        level = x[:, 0]
+        for _ in range(n_times):
+            level = pm.math.tanh(a * level + b * pm.math.sin(c * level + x[:, 1]))
+        pm.Normal("y", level, 1, observed=x[:, 2])
+    gradient = gradient_of(model, 20, compile_kwargs=PYTHON)
+    assert (second_derivatives(gradient.density) is not None) == is_compiled
+
+
 def test_rows_that_see_no_linear_predictor_have_differences():
     _, x, _ = data()
     with pm.Model() as model:
