@@ -10,6 +10,7 @@ from pymc.model import Model
 from pymc.pytensorf import compile
 from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Constant, Variable
+from pytensor.tensor.type import discrete_dtypes
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sghmc.checks import quoted
@@ -184,7 +185,7 @@ def not_sliceable(model: Model, name: str, n_rows: int, reason: str | Exception)
             "if its rows lie there, turn the data of the model so that these come first. "
             f"({source}: {first_line})"
         )
-    hint = f" {_integrate_by_row([rv.name for rv in by_row], n_rows)}" if by_row else ""
+    hint = f" {_without_entries_by_row(by_row, n_rows)}" if by_row else ""
     if isinstance(reason, IndexError) or "out of bounds" in first_line:
         return ValueError(
             f"The likelihood of {name!r} picks entries by number, as u[group], and some rows have "
@@ -213,8 +214,15 @@ def _with_joint_prior(model: Model, variables: list[TensorVariable]) -> list[str
     return [rv.name for rv, term in zip(variables, terms, strict=True) if term.type.ndim == 0]
 
 
-def _integrate_by_row(names: list[str], n_rows: int) -> str:
+def _without_entries_by_row(by_row: Sequence[Variable], n_rows: int) -> str:
     """Advise where parameters have an entry for each row."""
+    discrete = [rv.name for rv in by_row if rv.dtype in discrete_dtypes]
+    if discrete:
+        return (
+            f"A discrete parameter with one entry per row, as {quoted(discrete)}, can't be sampled "
+            "from minibatches. Sum over its values in the likelihood, as pm.Mixture does."
+        )
+    names = [rv.name for rv in by_row]
     return (
         f"A parameter with one entry per row, as {quoted(names)}, can't be sampled from "
         "minibatches. Integrate it out: give it a prior without data of the rows, let them see "

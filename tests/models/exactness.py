@@ -71,3 +71,4 @@ def refusal(model, batch_size, *parts):
         gradient_of(model, batch_size)
     for part in parts:
         assert part in str(error.value)
+    return str(error.value)

@@ -219,6 +219,16 @@ def test_unknown_by_row_is_refused(make):
     refusal(build(make), 4, "'z'", "one entry per row", "marginalize=['z']")
 
 
+def discrete_unknown_by_row():
+    z = pm.Bernoulli("z", 0.5, shape=N)
+    pm.Normal("y", pm.Normal("mu", shape=2)[z], 1, observed=Y)
+
+
+def test_what_cannot_be_integrated_out_is_not_advised_to_be():
+    message = refusal(build(discrete_unknown_by_row), 4, "discrete parameter", "'z'", "pm.Mixture")
+    assert "marginalize" not in message
+
+
 def test_rows_that_look_up_other_rows_are_told_from_groups_without_an_entry():
     x = np.random.default_rng(0).normal(size=200)
     previous = np.maximum(np.arange(200) - 1, 0)
