@@ -30,7 +30,8 @@ CLEARLY = 1.5  # times as good, for which a chain changes its gradient
 OFTEN = 128  # measurements of the noise, one after each tuning draw, before they become rarer, ...
 SELDOM = 8  # ... once in so many draws
 FIRST_CHOICE = 8  # tuning draws after which settings are chosen anew, then after 16, 32, ...
-FIRST_MOVE = 32  # from which on the fit may move, too
+FIRST_MOVE = 32  # from which on the fit may move, too, ...
+BETWEEN = 256  # ... and from here on after 1.5 times as many as well
 MOST_QUARTERS = 3  # of the learning rate, before second-order control variates are given up
 MAX_DIVERGENCES = 20  # while tuning, each with a quarter of the learning rate before it
 
@@ -147,6 +148,8 @@ class Chooser:
     ) -> Learnt:
         """Learn from a tuning draw; new settings after 8, 16, 32, … of them.
 
+        And after 384, 768, … where the chain has left the fit.
+
         Parameters
         ----------
         tuning : ChainTuning
@@ -175,14 +178,17 @@ class Chooser:
         tuning = tuning.with_temperature(
             relative, self._settings.target_bias, self._setups.made.curvature.largest
         )
-        if n_tuned < FIRST_CHOICE or not is_power_of_two(n_tuned):
-            return Learnt(tuning, state)
-        if n_tuned >= FIRST_MOVE and self.departures.has_moved(tuning, mean, n_tuned):
+        is_choice = n_tuned >= FIRST_CHOICE and is_power_of_two(n_tuned)
+        is_look = is_choice and n_tuned >= FIRST_MOVE
+        is_look |= n_tuned >= BETWEEN and n_tuned % 3 == 0 and is_power_of_two(n_tuned // 3)
+        if is_look and self.departures.has_moved(tuning, mean, n_tuned):
             start = mean.astype(self._gradient.density.dtype)
             is_exact = self.takes_all_rows(tuning)
             if self._setups.move(start, tuning.made_for.max_order, is_exact):
                 new = self.first()
                 return Learnt(replace(new, n_divergences=tuning.n_divergences), None)
+        if not is_choice:
+            return Learnt(tuning, state)
         return Learnt(self.revised(tuning, state.position, rng), state)
 
     def _measures_noise(self, tuning: ChainTuning, n_tuned: int) -> bool:

@@ -140,11 +140,11 @@ def begun(tuner, seed=0, position=None):
     return tuner.begin_draw(None, np.zeros(D) if position is None else position, rng)
 
 
-def measure(tuner, tuning, n, *, mean=None, temperature=1.0, position=None):
-    """Learn from the draws 1 to ``n``; return tunings and states after each."""
+def measure(tuner, tuning, n, *, first=1, mean=None, temperature=1.0, position=None):
+    """Learn from the draws ``first`` to ``n``; return tunings and states after each."""
     rng, out = np.random.default_rng(1), []
     mean = tuner.setup.fit.mean if mean is None else mean
-    for n_tuned in range(1, n + 1):
+    for n_tuned in range(first, n + 1):
         phi = tuner.setup.metric.from_theta(mean if position is None else position)
         tuning, state = tuner.chooser.measured(
             tuning,
@@ -478,6 +478,20 @@ def test_a_mean_that_left_the_centre_becomes_the_centre_after_32_draws(temperatu
 def test_a_mean_of_few_draws_may_be_farther_by_chance(n, moves):
     tuner, before, _, _, state = moved_by(2.2, n)  # 1.76 in the direction that goes furthest
     assert (tuner.setup is not before) == (state is None) == moves
+
+
+@pytest.mark.parametrize("n", [128, 384, 768])
+def test_a_late_mean_becomes_the_centre_before_twice_as_many_draws(n):
+    """A chain that needs long to come to the posterior has settings of that place in the end."""
+    tuner = tuner_of()
+    tuning, _ = begun(tuner)
+    before = tuner.setup
+    mean = before.fit.mean + 5 * before.fit.metric.factor @ np.array([0.8, -0.6])
+    tuning, _ = measure(tuner, tuning, 2 * n // 3)[-1]
+    tuning, _ = measure(tuner, tuning, n - 1, first=2 * n // 3 + 1, mean=mean)[-1]
+    assert tuner.setup is before
+    measure(tuner, tuning, n, first=n, mean=mean)
+    np.testing.assert_array_equal(tuner.setup.fit.mean, mean)
 
 
 @pytest.mark.parametrize(
