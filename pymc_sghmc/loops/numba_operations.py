@@ -18,7 +18,7 @@ from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.math import Dot, Max
 
-from pymc_sghmc.compat import LAST
+from pymc_sghmc.compat import FAILING, LAST
 from pymc_sghmc.loops.machine_code import version_of
 
 __all__ = ["with_quick_operations"]
@@ -26,7 +26,7 @@ __all__ = ["with_quick_operations"]
 
 def with_quick_operations(mode: Any) -> Mode:
     """Return one of Numba's modes, with these operations in the places of PyTensor's."""
-    return get_mode(mode).register((_WithQuickOperations(), LAST))
+    return get_mode(mode).excluding(*FAILING).register((_WithQuickOperations(), LAST))
 
 
 class _NumbaOperation(Op):

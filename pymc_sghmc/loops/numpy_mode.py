@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pymc.pytensorf import compile
-from pytensor.compile.mode import Mode
+from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import HasInnerGraph
@@ -31,7 +31,14 @@ from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.type import discrete_dtypes
 from pytensor.tensor.utils import import_func_from_string
 
-from pymc_sghmc.compat import LAST, WithoutInnerGraphs, adds_to_rows, ancestors, index_entries
+from pymc_sghmc.compat import (
+    FAILING,
+    LAST,
+    WithoutInnerGraphs,
+    adds_to_rows,
+    ancestors,
+    index_entries,
+)
 from pymc_sghmc.loops.array_operations import (
     ELEMENTWISE,
     OfArrays,
@@ -75,7 +82,8 @@ def compile_for_many_rows(
         function = compile(inputs, outputs, **{**options, "mode": _numpy_mode(rewrites)})
         if all(map(_is_for_arrays, function.maker.fgraph.apply_nodes)):
             return ThreadSafe(function)
-    return ThreadSafe(compile(inputs, outputs, **options))
+    mode = get_mode(options.get("mode")).excluding(*FAILING)
+    return ThreadSafe(compile(inputs, outputs, **{**options, "mode": mode}))
 
 
 class ThreadSafe:
@@ -155,7 +163,7 @@ def without_traces(outputs: Any) -> Any:
 def _numpy_mode(rewrites: Mode | None) -> Mode:
     linker = VMLinker(use_cloop=False, c_thunks=False)
     optimizer = "fast_run" if rewrites is None else rewrites.provided_optimizer
-    mode = Mode(linker=linker, optimizer=optimizer).excluding(*FUSING)
+    mode = Mode(linker=linker, optimizer=optimizer).excluding(*FUSING, *FAILING)
     return mode.register((_WithFunctionsOfArrays(), LAST))
 
 

@@ -250,6 +250,19 @@ def test_steps_end_where_numba_divides_by_zero_as_where_others_are_infinite(mode
         step.step(point)
 
 
+def test_a_parameter_behind_a_hundred_others_is_compiled_without_a_traceback(caplog):
+    """PyTensor logs one where it fails to simplify the first entry of such a parameter."""
+    with pm.Model():
+        pm.Normal("others", 0, 1, shape=140)
+        start = pm.Normal.dist(0, 1)
+        walk = pm.GaussianRandomWalk("walk", sigma=1.0, init_dist=start, shape=4)
+        pm.Normal("y", walk[np.arange(40) % 4], 1, observed=np.zeros(40))
+        step = SGHMC(batch_size=None, compile_kwargs={"mode": "NUMBA"})
+    step.begin_chain(np.random.default_rng(0))
+    step.step({"others": np.zeros(140), "walk": np.zeros(4)})
+    assert "failure" not in caplog.text
+
+
 def test_blocks_of_random_numbers_join():
     """As many steps in blocks of three as in one, each with rows and normals of its own."""
     n_rows = 300_000
