@@ -16,13 +16,20 @@ from pymc_sghmc.gradients.at_positions import at_positions, at_positions_one_by_
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.jacobians import Jacobian, jacobian
 from pymc_sghmc.gradients.row_coordinates import RowCoordinates
-from pymc_sghmc.gradients.row_inputs import RowFunction
+from pymc_sghmc.gradients.row_inputs import RowFunction, Rows, by_row
 from pymc_sghmc.models.row_slopes import Quadratics, RowSlopes, row_slopes
 from pymc_sghmc.protocols import Array
 
-__all__ = ["BLOCK_ROWS", "MOST_UNKNOWNS", "SecondDerivatives", "second_derivatives"]
+__all__ = [
+    "BLOCK_ROWS",
+    "MOST_UNKNOWNS",
+    "SecondDerivatives",
+    "is_straight",
+    "second_derivatives",
+]
 
 BLOCK_ROWS = 10_000  # for which J is found at a time
+SOME_ROWS = 50  # at which is seen whether log-likelihoods have a curvature
 MOST_UNKNOWNS = 1000  # of which a matrix of second derivatives is kept whole
 MOST_OPERATIONS = 4000  # of second derivatives: to compile more takes minutes, ...
 FEW_UNKNOWNS = 100  # ... and curvatures of so few are told by differences of gradients in seconds
@@ -171,6 +178,30 @@ def second_derivatives(density: LogDensity) -> SecondDerivatives | None:
         if slopes is not None:
             return SecondDerivatives(density, slopes, RowCoordinates(density, linear))
     return None
+
+
+def is_straight(second: SecondDerivatives, density: LogDensity, data: Rows) -> bool:
+    """Whether log-likelihoods are straight in some number ζ, wherever they aren't bent in a kink.
+
+    As those of a Laplace distribution and of a quantile regression are. Their second derivatives
+    are zero, and that of their sum over many rows isn't: it is in the kinks.
+
+    Parameters
+    ----------
+    second : SecondDerivatives
+    density : LogDensity
+    data : InMemory or Partition
+    """
+    rng = np.random.default_rng(0)
+    for k, n_rows in enumerate(data.n_rows):
+        some = np.arange(min(SOME_ROWS, n_rows))
+        for chunk, inputs in by_row(density, data, k, some):
+            zeta = rng.standard_normal((chunk.rows.size, second.quadratics[k].m))
+            with np.errstate(all="ignore"):
+                of_each = np.diagonal(second.second(zeta, k, inputs), axis1=1, axis2=2)
+            if (of_each == 0).all(axis=0).any():
+                return True
+    return False
 
 
 def _takes_minutes(slopes: RowSlopes) -> bool:

@@ -33,7 +33,10 @@ __all__ = ["SecondOrder", "second_order"]
 
 MOST_WORK = 3e11  # multiplications for the sum of all rows' slopes
 TRIED_ROWS = 1000  # of each group, by which that is told
-NO_PREDICTORS = "rows don't depend on the parameters by way of few linear functions of them"
+NO_PREDICTORS = (
+    "rows don't depend on the parameters by way of few linear functions of them, or their "
+    "log-likelihood has no second derivative"
+)
 FEW_BYTES = 2**28  # that tables may have however small the data are
 
 

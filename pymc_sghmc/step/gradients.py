@@ -15,7 +15,7 @@ from pymc_sghmc.gradients.around_centre import AroundExpansion
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient, minibatch_gradient
-from pymc_sghmc.gradients.second_derivatives import second_derivatives
+from pymc_sghmc.gradients.second_derivatives import is_straight, second_derivatives
 from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.hierarchy.centring import centring_of, not_an_effect
 from pymc_sghmc.hierarchy.clustered_rows import ClusterEffect
@@ -179,12 +179,18 @@ def gradients(
 def compile_second_derivatives(gradient: MinibatchGradient) -> None:
     """Compile what exact Hessians are made of, unless it is there; rows of clusters have none.
 
+    Nor have those whose log-likelihood is bent in kinks alone.
+
     A step that is given all of its settings makes no fit, and needs no Hessian.
     """
     passes = gradient.passes
     if passes.second_derivatives_are_known or gradient.density.graph.model.is_clustered:
         return
-    passes.second_derivatives = second_derivatives(gradient.density)
+    found = second_derivatives(gradient.density)
+    is_in_memory = gradient.data.n_reads is None
+    if found is not None and is_in_memory and is_straight(found, gradient.density, gradient.data):
+        found = None  # curvatures are told by slopes that are far apart
+    passes.second_derivatives = found
     passes.second_derivatives_are_known = True
 
 

@@ -9,6 +9,7 @@ from targets import gradient_of
 
 from pymc_sghmc.gradients.second_derivatives import second_derivatives
 from pymc_sghmc.hierarchy.rewrites import Rewriting
+from pymc_sghmc.step.gradients import compile_second_derivatives
 from pymc_sghmc.tuning.curvature import CountedPasses, hessian_by_differences
 from pymc_sghmc.tuning.variational_fit import first_scales
 
@@ -215,6 +216,37 @@ def test_first_scales_are_those_by_differences_in_one_pass():
     np.testing.assert_allclose(first_scales(counted, start), expected, rtol=1e-3)
     assert counted.passes - before == 1
     assert by_differences.passes > 10
+
+
+def laplace(mu, sigma, y):
+    pm.Laplace("y", mu, sigma, observed=y)
+
+
+def quantile(mu, sigma, y):
+    pm.AsymmetricLaplace("y", mu=mu, b=1 / sigma, q=0.9, observed=y)
+
+
+def student(mu, sigma, y):
+    pm.StudentT("y", nu=4, mu=mu, sigma=sigma, observed=y)
+
+
+def laplace_mixture(mu, sigma, y):
+    parts = [pm.Normal.dist(mu, sigma), pm.Laplace.dist(mu, 3)]
+    pm.Mixture("y", w=[0.9, 0.1], comp_dists=parts, observed=y)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "expected"),
+    [(laplace, True), (quantile, True), (student, False), (laplace_mixture, False)],
+)
+def test_log_likelihoods_that_are_bent_in_kinks_alone_have_no_exact_hessian(likelihood, expected):
+    rng, x, _ = data()
+    with pm.Model() as model:
+        mu = pm.math.dot(x, pm.Normal("b", 0, 1, shape=3))
+        likelihood(mu, pm.HalfNormal("sigma", 1), rng.standard_normal(N))
+    gradient = gradient_of(model, 20, compile_kwargs=PYTHON)
+    compile_second_derivatives(gradient)
+    assert CountedPasses(gradient.passes).has_exact_hessian == (not expected)
 
 
 @pytest.mark.parametrize(("n_times", "is_compiled"), [(2, True), (30, False)])
