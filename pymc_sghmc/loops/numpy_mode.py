@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pymc.pytensorf import compile
-from pytensor.compile.mode import Mode, get_mode
+from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import HasInnerGraph
@@ -82,8 +82,7 @@ def compile_for_many_rows(
         function = compile(inputs, outputs, **{**options, "mode": _numpy_mode(rewrites)})
         if all(map(_is_for_arrays, function.maker.fgraph.apply_nodes)):
             return ThreadSafe(function)
-    mode = get_mode(options.get("mode")).excluding(*FAILING)
-    return ThreadSafe(compile(inputs, outputs, **{**options, "mode": mode}))
+    return ThreadSafe(compile(inputs, outputs, **options))
 
 
 class ThreadSafe:

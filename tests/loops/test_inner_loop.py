@@ -252,14 +252,18 @@ def test_steps_end_where_numba_divides_by_zero_as_where_others_are_infinite(mode
 
 def test_a_parameter_behind_a_hundred_others_is_compiled_without_a_traceback(caplog):
     """PyTensor logs one where it fails to simplify the first entry of such a parameter."""
-    with pm.Model():
+    with pm.Model() as model:
         pm.Normal("others", 0, 1, shape=140)
         start = pm.Normal.dist(0, 1)
         walk = pm.GaussianRandomWalk("walk", sigma=1.0, init_dist=start, shape=4)
         pm.Normal("y", walk[np.arange(40) % 4], 1, observed=np.zeros(40))
-        step = SGHMC(batch_size=None, compile_kwargs={"mode": "NUMBA"})
-    step.begin_chain(np.random.default_rng(0))
-    step.step({"others": np.zeros(140), "walk": np.zeros(4)})
+    target = Target(gradient_of(model, None, compile_kwargs=FAST), Identity(144))
+    target.begin_draw(SimpleNamespace(place=None), np.zeros(144))
+    sampler = SAMPLERS[0]
+    state = sampler.cls.init(np.zeros(144), 0.004, np.random.default_rng(1))
+    settings = settings_of(sampler)
+    loop = InnerLoop(sampler.update, state, target, settings, {"mode": "NUMBA"})
+    assert loop(state, 2, np.random.default_rng(2), target, settings).n_steps == 2
     assert "failure" not in caplog.text
 
 

@@ -169,8 +169,7 @@ def test_a_mode_that_somebody_chose_is_kept():
     assert not is_in_numpy(function)
     with config.change_flags(mode="NUMBA"):
         function = compile_for_many_rows([x], pt.exp(x), {"mode": "FAST_COMPILE"})
-    chosen = type(get_mode("FAST_COMPILE").linker)
-    assert type(function.maker.mode.linker) is chosen
+    assert get_mode("FAST_COMPILE").linker is function.maker.mode.linker
 
 
 def test_what_numpy_would_do_number_by_number_is_compiled():
