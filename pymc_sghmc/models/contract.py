@@ -55,7 +55,8 @@ class Group:
     """Likelihood terms on the same rows.
 
     ``sources`` are the model's data variables, ``batches`` their placeholders in ``terms``, which
-    maps the name of each observed variable to its log-likelihood by row, unscaled.
+    maps the name of each observed variable to its log-likelihood by row, unscaled. ``as_written``
+    has those of the model itself where that picks rows of a longer predictor.
     """
 
     n_rows: int
@@ -63,6 +64,7 @@ class Group:
     sources: list[Variable]
     batches: list[Variable] = field(default_factory=list)
     terms: dict[str, Variable] = field(default_factory=dict)
+    as_written: dict[str, Variable] = field(default_factory=dict)
 
     @property
     def full_data(self) -> list[Variable]:
@@ -196,6 +198,9 @@ def _choose(
             except Exception as error:
                 raise not_sliceable(model, variable.name, n_rows, error) from error
             group.terms[variable.name] = term
+            as_written = candidates[variable].as_written
+            if as_written is not None:
+                group.as_written[variable.name] = as_written
         groups.append(group)
         used += members
     return groups, used

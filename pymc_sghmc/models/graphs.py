@@ -65,14 +65,20 @@ def odd_values(arrays: Iterable[Array]) -> str:
     return "infinite values" if any(map(len, found)) else ""
 
 
-def data_leaves(graph: Variable) -> list[Variable]:
-    """Shared variables and constants with at least one axis from which ``graph`` is computed."""
+def data_leaves(graph: Variable, computed: Collection[Variable] = ()) -> list[Variable]:
+    """Shared variables and constants with at least one axis from which ``graph`` is computed.
+
+    Variables that are ``computed`` from such ones stand for them.
+    """
     return [
         variable
-        for variable in dict.fromkeys(ancestors([graph]))
-        if isinstance(variable, SharedVariable | Constant)
-        and isinstance(variable.type, TensorType)
-        and variable.type.ndim > 0
+        for variable in dict.fromkeys(ancestors([graph], computed))
+        if variable in computed
+        or (
+            isinstance(variable, SharedVariable | Constant)
+            and isinstance(variable.type, TensorType)
+            and variable.type.ndim > 0
+        )
     ]
 
 

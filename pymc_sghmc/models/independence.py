@@ -80,6 +80,28 @@ def check_rows(model: Model, groups: Sequence["Group"], point: Mapping[str, Any]
                 (source.name, array) for source, array in zip(group.full_data, many, strict=True)
             ]
             raise not_finite(model, group.terms, terms, points, named, step)
+        _check_picked_rows(model, group, terms, points)
+
+
+def _check_picked_rows(
+    model: Model,
+    group: "Group",
+    terms: Callable[..., list[Array]],
+    points: Sequence[Sequence[Array]],
+) -> None:
+    """Refuse rows that are picked from a predictor whose rows need each other."""
+    if not group.as_written:
+        return
+    names = list(group.as_written)
+    outputs = [group.as_written[name] for name in names]
+    as_written = compile(model.value_vars, outputs, mode=STABLE, on_unused_input="ignore")
+    arrays = [array_of(source) for source in group.full_data]
+    for theta in points:
+        with np.errstate(all="ignore"):
+            found = dict(zip(group.terms, terms(*theta, *arrays), strict=True))
+            for name, whole in zip(names, as_written(*theta), strict=True):
+                if not _agree(found[name], whole, _tolerance([*theta, *arrays])):
+                    raise _not_independent(model, name, group.n_rows)
 
 
 def _compiled(model: Model, group: "Group", mode: Any) -> Callable[..., list[Array]]:
@@ -106,9 +128,7 @@ def _row_by_row(
     n = len(arrays[0])
     name = next(iter(group.terms))
     batches = [rng.integers(n, size=size) for size in CHECK_SIZES]
-    # a float32 array anywhere limits what can be seen
-    single = any(a.dtype == np.float32 for a in (*theta, *arrays))
-    tolerance = 1e-4 if single else 1e-8
+    tolerance = _tolerance([*theta, *arrays])
     try:
         with np.errstate(all="ignore"):
             everything = terms(*theta, *arrays)
@@ -134,15 +154,24 @@ def _row_by_row(
             if not _agree(part, whole[idx], tolerance):
                 if any(array.dtype.kind == "f" and np.isnan(array).any() for array in arrays):
                     return False  # a missing value makes all rows beside it infinite
-                raise NeedsAllRows(
-                    f"The rows of {name!r} are not independent given the parameters: the "
-                    "log-likelihood of the same rows changes with which other rows are in the "
-                    "minibatch. Compute means, sums, sorts, differences, positions and "
-                    "recursions over rows (such as X.mean(axis=0)) from the full data before the "
-                    "model. For time series and Gaussian processes use NUTS."
-                    + _same_length(model, name, group.n_rows)
-                )
+                raise _not_independent(model, name, group.n_rows)
     return all(np.isfinite(whole).all() for whole in everything)
+
+
+def _not_independent(model: Model, name: str, n_rows: int) -> NeedsAllRows:
+    return NeedsAllRows(
+        f"The rows of {name!r} are not independent given the parameters: the log-likelihood of the "
+        "same rows changes with which other rows are in the minibatch. Compute means, sums, sorts, "
+        "differences, positions and recursions over rows (such as X.mean(axis=0)) from the full "
+        "data before the model. For time series and Gaussian processes use NUTS."
+        + _same_length(model, name, n_rows)
+    )
+
+
+def _tolerance(arrays: Sequence[Array]) -> float:
+    """Relative difference of log-likelihoods that rounding may make."""
+    # a float32 array anywhere limits what can be seen
+    return 1e-4 if any(array.dtype == np.float32 for array in arrays) else 1e-8
 
 
 def _agree(part: Array, whole: Array, tolerance: float) -> bool:

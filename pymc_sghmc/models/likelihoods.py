@@ -25,6 +25,7 @@ from pymc_sghmc.models.graphs import (
     observed_variables,
 )
 from pymc_sghmc.models.independence import leading_dim
+from pymc_sghmc.models.picked_rows import PickedRows, with_picked_rows
 
 __all__ = [
     "Likelihood",
@@ -42,12 +43,14 @@ class Likelihood:
     """One observed variable: log-likelihood by row, unscaled, of ``count`` rows out of ``n_rows``.
 
     ``count`` is how many rows the model's own graph holds: all of them, or a ``pm.Minibatch``.
+    ``as_written`` is the model's own where ``factor`` computes fewer rows of a predictor than it.
     """
 
     factor: Variable
     sources: list[Variable]
     n_rows: int
     count: int
+    as_written: Variable | None = None
 
 
 def from_full_data(
@@ -64,21 +67,29 @@ def from_full_data(
         names = (variable.name, *(leaf.name for leaf in own))
         named = [leading_dim(model, name) for name in names]
         dims = {None, *named} if any(named) else None
-        factor = with_rows_computed(factors[variable], n_rows, own)
-        leaves = data_leaves(factor)
+        is_scaled = isinstance(variable.owner.op, MinibatchRandomVariable)
+        picked = PickedRows(factors[variable], [])
+        if not is_scaled:
+            picked = with_picked_rows(factors[variable], n_rows)
+        factor = with_rows_computed(picked.graph, n_rows, [*own, *picked.sources])
+        leaves = data_leaves(factor, picked.sources)
         # PyTensor merges equal constants: what y1 observes may go by the name of y2
         constants = [leaf for leaf in leaves if isinstance(leaf, Constant)]
         own += [leaf for leaf in constants if any(map(leaf.equals, own))]
         sources = [
             leaf
             for leaf in leaves
-            if np.shape(array_of(leaf))[0] == n_rows
-            and (dims is None or leaf in own or leading_dim(model, leaf.name) in dims)
+            if leaf in picked.sources
+            or (
+                np.shape(array_of(leaf))[0] == n_rows
+                and (dims is None or leaf in own or leading_dim(model, leaf.name) in dims)
+            )
         ]
-        if isinstance(variable.owner.op, MinibatchRandomVariable):
+        if is_scaled:
             _check_total_size(variable, n_rows)
             factor = _unscaled(factor, variable, value)
-        candidates[variable] = Likelihood(factor, sources, n_rows, n_rows)
+        as_written = factors[variable] if picked.sources else None
+        candidates[variable] = Likelihood(factor, sources, n_rows, n_rows, as_written)
     return candidates
 
 

@@ -152,11 +152,6 @@ def column_against_row():
     pm.Normal("y", pm.Normal("b") * pm.Data("x", X[:, 0]), 1, observed=y)
 
 
-def lagged_in_the_model():
-    y = pm.Data("y_data", Y)
-    pm.Normal("y", pm.Normal("rho") * y[:-1], 1, observed=y[1:])
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -165,7 +160,6 @@ def lagged_in_the_model():
         halves_joined,
         repeated_groups,
         column_against_row,
-        lagged_in_the_model,
     ],
 )
 def test_data_in_another_order_are_refused(make):
