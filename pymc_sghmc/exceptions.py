@@ -14,7 +14,21 @@ class NotApplicable(Exception):
 
 
 class NeedsAllRows(ValueError):
-    """A likelihood can't be evaluated on some of its rows. The message says why."""
+    """A likelihood can't be evaluated on some of its rows.
+
+    Parameters
+    ----------
+    cause : str
+        Why not.
+    remedy : str, optional
+        How to write the model so that it can.
+    instead : str, optional
+        What else to do, said where the step doesn't take all rows by itself.
+    """
+
+    def __init__(self, cause: str, remedy: str = "", instead: str = "Or use NUTS.") -> None:
+        super().__init__(" ".join(part for part in (cause, remedy, instead) if part))
+        self.advice = " ".join(part for part in (cause, remedy) if part)
 
 
 class NonFinite(ArithmeticError):

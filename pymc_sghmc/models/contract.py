@@ -140,16 +140,18 @@ def minibatch_log_density(
             raise NeedsAllRows(
                 f"pm.Potential({variable.name!r}) is computed from data that are cut into "
                 f"minibatches ({names_of(shared_rows)}), so it can't be evaluated on some of their "
-                "rows. Write it as the likelihood of an observed variable, for example with "
-                "pm.CustomDist, or sample the model with NUTS."
+                "rows.",
+                "Write it as the likelihood of an observed variable, for example with "
+                "pm.CustomDist.",
             )
         if shared_rows and variable not in model.observed_RVs:
             raise NeedsAllRows(
                 f"The parameter {variable.name!r} has a prior that depends on data that are cut "
                 f"into minibatches ({names_of(shared_rows)}), so it can't be evaluated on some of "
-                "their rows. If the prior uses a summary of the data, compute it before the model. "
-                "If the parameter has an entry for each row, give it a prior without these data "
-                f"and integrate it out by marginalize=[{variable.name!r}], or use NUTS."
+                "their rows.",
+                "If the prior uses a summary of the data, compute it before the model. If the "
+                "parameter has an entry for each row, give it a prior without these data and "
+                f"integrate it out by marginalize=[{variable.name!r}].",
             )
         rest.append(factor)
     start = model.initial_point() if initial_point is None else initial_point
@@ -239,13 +241,12 @@ def _batch_sizes(
         f"{quoted(dict.fromkeys(labels[key]))} with {key[0]} rows" for key in by_rows
     )
     if not by_rows:
-        what = "marginalize" if batch_size == ALL_ROWS else f"batch_size={batch_size!r}"
-        remedy = "Leave it out" if batch_size == ALL_ROWS else "Pass batch_size=None"
+        instead = "Leave marginalize out" if batch_size == ALL_ROWS else "Pass batch_size=None"
         raise NeedsAllRows(
-            f"{what}: no likelihood of this model is a sum over independent rows. {remedy} "
-            "to use all data at every step, or use NUTS. Rows lie on the leading axis of an "
-            "observed variable and have one log-likelihood each; a time series, a Gaussian "
-            "process, a pm.Potential or a single number has none."
+            "No likelihood of this model is a sum over independent rows. Rows lie on the leading "
+            "axis of an observed variable and have one log-likelihood each; a time series, a "
+            "Gaussian process, a pm.Potential or a single number has none.",
+            instead=f"{instead} to use all data at every step, or use NUTS.",
         )
     if batch_size == "auto":
         if from_minibatch:

@@ -141,8 +141,8 @@ def _row_by_row(
         if isinstance(error, IndexError) and _is_finite_on_all(group, terms, theta):
             raise NeedsAllRows(
                 f"The rows of {name!r} look up other rows by number, as X[previous], so that they "
-                "can't be evaluated on some of these. Look them up before the model: "
-                "pm.Data('X_previous', X[previous])."
+                "can't be evaluated on some of these.",
+                "Look them up before the model: pm.Data('X_previous', X[previous]).",
             ) from error
         raise not_sliceable(model, name, group.n_rows, error) from error
     for idx, parts in zip([np.arange(n), *batches], [everything, *results], strict=True):
@@ -161,10 +161,10 @@ def _row_by_row(
 def _not_independent(model: Model, name: str, n_rows: int) -> NeedsAllRows:
     return NeedsAllRows(
         f"The rows of {name!r} are not independent given the parameters: the log-likelihood of the "
-        "same rows changes with which other rows are in the minibatch. Compute means, sums, sorts, "
-        "differences, positions and recursions over rows (such as X.mean(axis=0)) from the full "
-        "data before the model. For time series and Gaussian processes use NUTS."
-        + _same_length(model, name, n_rows)
+        "same rows changes with which other rows are in the minibatch.",
+        "Compute means, sums, sorts, differences, positions and recursions over rows (such as "
+        f"X.mean(axis=0)) from the full data before the model.{_same_length(model, name, n_rows)}",
+        "For time series and Gaussian processes use NUTS.",
     )
 
 
@@ -203,18 +203,19 @@ def not_sliceable(model: Model, name: str, n_rows: int, reason: str | Exception)
         return NeedsAllRows(
             f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows: "
             f"{quoted(joint)} has an entry for each row, and its prior is a joint one, such as a "
-            "time series or a Gaussian process. Pass batch_size=None, or use NUTS."
+            "time series or a Gaussian process.",
+            instead="Pass batch_size=None, or use NUTS.",
         )
     first_line = str(reason).strip().splitlines()[0] if str(reason).strip() else repr(reason)
     source = "PyTensor says" if isinstance(reason, Exception) else "What was seen"
     if lies_on_its_side(model, model[name]):
         return NeedsAllRows(
-            f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows. Rows lie "
-            f"along the first axis of an observed variable, and {name!r} is longer along another: "
-            "if its rows lie there, turn the data of the model so that these come first. "
-            f"({source}: {first_line})"
+            f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows "
+            f"({source}: {first_line}). Rows lie along the first axis of an observed variable, and "
+            f"{name!r} is longer along another.",
+            "If its rows lie there, turn the data of the model so that these come first.",
         )
-    hint = f" {_without_entries_by_row(by_row, n_rows)}" if by_row else ""
+    hint = f"{_without_entries_by_row(by_row, n_rows)} " if by_row else ""
     if isinstance(reason, IndexError) or "out of bounds" in first_line:
         return ValueError(
             f"The likelihood of {name!r} picks entries by number, as u[group], and some rows have "
@@ -222,12 +223,12 @@ def not_sliceable(model: Model, name: str, n_rows: int, reason: str | Exception)
             "parameter one entry more than the largest number."
         )
     return NeedsAllRows(
-        f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows.{hint} Put "
-        "the rows of all its data on the leading axis, in the same order; pick rows by a mask, as "
-        "X[mask], before the model; put constants that the model transposes or repeats into "
-        "pm.Data; replace hard-coded row counts (tile, repeat, "
-        f"scan) by shapes; or use NUTS.{_same_length(model, name, n_rows)} "
-        f"({source}: {first_line})"
+        f"The likelihood of {name!r} can't be evaluated on some of its {n_rows} rows "
+        f"({source}: {first_line}).",
+        f"{hint}Put the rows of all its data on the leading axis, in the same order; pick rows by "
+        "a mask, as X[mask], before the model; put constants that the model transposes or repeats "
+        "into pm.Data; replace hard-coded row counts (tile, repeat, scan) by shapes."
+        f"{_same_length(model, name, n_rows)}",
     )
 
 

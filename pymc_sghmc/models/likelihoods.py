@@ -240,8 +240,8 @@ def refuse_imputed(model: Model, variable: Variable) -> None:
     if name != variable.name and f"{name}_unobserved" in model.named_vars:
         raise NeedsAllRows(
             f"{name!r} is observed with missing values, and PyMC makes each of them a parameter: "
-            "a parameter with an entry per row can't be sampled from minibatches. Drop the rows "
-            "with missing values, or use NUTS."
+            "a parameter with an entry per row can't be sampled from minibatches.",
+            "Drop the rows with missing values.",
         )
 
 

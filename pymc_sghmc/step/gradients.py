@@ -256,7 +256,10 @@ def _rows(
     except NeedsAllRows as reason:
         if batch_size != "auto" or data is not None or rewriting.integrated:
             raise
-        _log.warning(f"All data are used at every step, since minibatches can't be. {reason}")
+        _log.warning(
+            "All data are used at every step, since minibatches can't be: the posterior is right, "
+            f"and sampling takes longer. {reason.advice}"
+        )
         return model_by_row(model, unknowns, None, point, None, rewriting)
     rows, _ = by_row
     if rows.likelihoods or given["batch_size"] == "auto":

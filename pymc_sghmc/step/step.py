@@ -27,6 +27,7 @@ from pymc_sghmc.checks import (
 from pymc_sghmc.compat import ChainSetup
 from pymc_sghmc.diagnostics import temperature_warnings
 from pymc_sghmc.diagnostics.divergences import divergence_warnings
+from pymc_sghmc.diagnostics.mixing import single_chain_warnings
 from pymc_sghmc.diagnostics.stand_ins import log_likelihood_warnings
 from pymc_sghmc.exceptions import ChainError, NonFinite, SamplingStopped
 from pymc_sghmc.gradients.metric import checked_preconditioner
@@ -66,7 +67,12 @@ from pymc_sghmc.tuning.tuner import Points, Tuner
 
 __all__ = ["StochasticGradientStep"]
 
-CHECKS_OF_RUNS = (divergence_warnings, temperature_warnings, log_likelihood_warnings)
+CHECKS_OF_RUNS = (
+    divergence_warnings,
+    temperature_warnings,
+    single_chain_warnings,
+    log_likelihood_warnings,
+)
 
 
 class StochasticGradientStep(ByHandle, ChainSetup):
