@@ -13,6 +13,7 @@ from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.gradients.row_inputs import by_row
 from pymc_sghmc.hierarchy.cluster_modes import where
 from pymc_sghmc.hierarchy.proposals import HeavyTailed, OverNodes
+from pymc_sghmc.models.staged_function import StagedFunction
 from pymc_sghmc.protocols import Array
 
 if TYPE_CHECKING:
@@ -33,10 +34,9 @@ class DrawnEffects(NamedTuple):
     accepted: float
 
 
-class Joint(NamedTuple):
-    """Log-density of clusters' rows and coefficients, and Gaussians like it and like the prior."""
+class Gaussians(NamedTuple):
+    """Gaussians like the log-density of clusters' rows and coefficients, and like the prior."""
 
-    log_density: np.ndarray  # (n,)
     location: np.ndarray  # (n, k)
     factor: np.ndarray  # Cholesky factor of the precision, (n, k, k)
     prior_location: np.ndarray
@@ -59,31 +59,35 @@ class EffectDraws:
         inputs, outputs = marginal.graph.of_coefficients(
             density, marginal.likelihood, marginal.graph.joint
         )
-        self._joint = density.compiled(inputs, outputs)
+        position, shift, coefficients, *others = inputs
+        log_density, *gaussians = outputs
+        fixed = [position, shift, *others]
+        self._gaussians = density.compiled(fixed, gaussians)
+        self._log_density = StagedFunction(coefficients, fixed, [log_density], density.compiled)
 
     def _proposal(
-        self, position: Array, shift: Array, inputs: tuple[Any, ...], n: int, n_nodes: int | None
+        self, position: Array, shift: Array, inputs: tuple[Any, ...], n_nodes: int | None
     ) -> tuple[Callable[[Array], Array], Array, HeavyTailed | OverNodes]:
-        """Return the log-density of n clusters' coefficients, a mean, and a proposal.
+        """Return the log-density of clusters' coefficients, a mean, and a proposal.
 
         With ``n_nodes`` the proposal is a mixture over nodes that lie where rows and prior are, and
         where the prior alone is: groups of which rows tell little may be in either.
         """
+        log_density = self._log_density.at(position, shift, *inputs)
 
         def level(u: Array) -> Array:
-            return self._joint(position, shift, u, *inputs)[0]
+            return log_density(u)[0]
 
-        nowhere = np.zeros((n, self._marginal.k))
-        joint = Joint(*self._joint(position, shift, nowhere, *inputs))
-        around = HeavyTailed(joint.location, joint.factor)
+        gaussians = Gaussians(*self._gaussians(position, shift, *inputs))
+        around = HeavyTailed(gaussians.location, gaussians.factor)
         if not n_nodes:
-            return level, joint.location, around
+            return level, gaussians.location, around
         # where the prior has a Gaussian like it
-        has_one = (np.einsum("naa->na", joint.prior_factor) > 0).all(axis=1)
-        location = where(has_one, joint.prior_location, joint.location)
-        factor = where(has_one, joint.prior_factor, joint.factor)
+        has_one = (np.einsum("naa->na", gaussians.prior_factor) > 0).all(axis=1)
+        location = where(has_one, gaussians.prior_location, gaussians.location)
+        factor = where(has_one, gaussians.prior_factor, gaussians.factor)
         mixture = OverNodes([around, HeavyTailed(location, factor)], n_nodes, level)
-        return level, joint.location, mixture
+        return level, gaussians.location, mixture
 
     @np.errstate(all="ignore")
     def _are_hard(self, gradient: MinibatchGradient) -> Array:
@@ -98,9 +102,8 @@ class EffectDraws:
             clusters = np.arange(marginal.n_groups if marginal.k in COARSE else 0)
             chunks = by_row(density, gradient.data, marginal.likelihood, clusters)
             for chunk, inputs in chunks:
-                n = len(chunk.rows)
                 n_nodes = COARSE[marginal.k]
-                proposal = self._proposal(position, shift, inputs, n, n_nodes)[-1]
+                proposal = self._proposal(position, shift, inputs, n_nodes)[-1]
                 is_hard[chunk.rows] = ~(proposal.excess() < HARD)  # type: ignore[union-attr]
             self._hard = sites.slopes, is_hard
         return self._hard[1]
@@ -144,7 +147,7 @@ class EffectDraws:
             clusters = np.flatnonzero(chosen)
             for chunk, inputs in by_row(density, gradient.data, marginal.likelihood, clusters):
                 n = len(chunk.rows)
-                level, u, proposal = self._proposal(position, shift, inputs, n, n_nodes)
+                level, u, proposal = self._proposal(position, shift, inputs, n_nodes)
                 last = np.full(n, -np.inf)
                 for i in range(n_steps + 1):
                     new, share = proposal.draw(rng)

@@ -105,7 +105,7 @@ class MarginalGraph:
         return likelihood, self.rows.prior(coefficients, groups)
 
     def joint(self, index: TensorVariable, coefficients: TensorVariable) -> list[TensorVariable]:
-        """Return what drawing needs, see `effect_draws.Joint`."""
+        """Return what drawing needs: a log-density, (n,), and `effect_draws.Gaussians`."""
         likelihood, prior = self.given_coefficients(index, coefficients)
         gaussians = [*self.gaussian(index), *self.gaussian(index, of_prior=True)]
         return [likelihood + prior, *gaussians]

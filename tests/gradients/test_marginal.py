@@ -727,7 +727,7 @@ def by_offset(u, tau):
 
 TOLD = {
     beyond: "'y' picks entries by number.*out of bounds",
-    by_potential: "marginalize: no likelihood.*a pm.Potential",
+    by_potential: "No likelihood.*Leave marginalize out",
     by_offset: "'v' is no parameter of the model, but computed from 'u'. Name",
 }
 
