@@ -38,6 +38,8 @@ from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 
 __all__ = ["PartialCentring", "centring_of", "not_an_effect", "partially_centre"]
 
+LEAST_SCALE = 1e-100  # for one that comes to zero, so that what is divided by its square is finite
+
 
 def partially_centre(rows: RowModel, model: Model) -> RowModel:
     """Write a model in coordinates in which its effects of unknown scale are partially centred.
@@ -263,9 +265,8 @@ class PartialCentring(Rewrite):
     def scales(self, position: np.ndarray) -> np.ndarray:
         """Return ∂u/∂a of each entry of the effects, with all other parameters where they are."""
         by_effect = self.derivatives(position)
-        return np.concatenate(
-            [by_effect[name][place] for name, place in self.group_coefficients.items()]
-        )
+        found = [by_effect[name][place] for name, place in self.group_coefficients.items()]
+        return np.maximum(np.concatenate(found), LEAST_SCALE)
 
     def derivatives(self, position: np.ndarray) -> dict[str, np.ndarray]:
         """Return how all effects u change with a of one of them, (d,), with its name."""

@@ -23,10 +23,19 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 
 from pymc_sghmc.compat import ancestors, indexes_leading_axes, toposort
+from pymc_sghmc.hierarchy.log_scale import log_of
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.protocols import Array
 
-__all__ = ["Mixing", "Product", "are_equal", "is_positive", "products", "told_by"]
+__all__ = [
+    "Mixing",
+    "Product",
+    "are_equal",
+    "comes_to_zero",
+    "is_positive",
+    "products",
+    "told_by",
+]
 
 SIZES = (
     0.1,
@@ -337,9 +346,19 @@ def told_by(graphs: Sequence[Variable]) -> list[Variable]:
 
 
 def is_positive(scale: Variable, unknowns: Unknowns) -> bool:
-    """Whether a scale is above zero at points of all sizes."""
+    """Whether a scale is above zero at points of all sizes, or so small that it comes to zero."""
     above = all((values > 0).all() for values in _at_points(scale, unknowns, SIZES))
+    above = above or comes_to_zero(scale, unknowns)
     return above and not any((values < 0).any() for values in _at_points(scale, unknowns, LARGE))
+
+
+def comes_to_zero(scale: Variable, unknowns: Unknowns) -> bool:
+    """Whether a scale is zero at some points by rounding alone: its logarithm is known there."""
+    values = list(_at_points(scale, unknowns, SIZES))
+    has_zero = any((value == 0).any() for value in values)
+    if not has_zero or not all((value >= 0).all() for value in values):
+        return False
+    return all(np.isfinite(log).all() for log in _at_points(log_of(scale), unknowns, SIZES))
 
 
 def are_equal(one: Variable, other: Variable, unknowns: Unknowns) -> bool:

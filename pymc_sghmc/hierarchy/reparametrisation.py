@@ -137,9 +137,9 @@ def reparametrised(
         change = _change(effect, a, shape, coordinates)
         jacobian = jacobian + change.log_jacobian
         effects_seen[effect.value] = change.effect
-        if effect.mixing is not None:
+        if effect.mixing is not None or effect.comes_to_zero:
             u = effect.value.type()
-            for product, view in effect.mixing.products:
+            for product, view in effect.products:
                 products[product] = clone_replace(view, {effect.value: u}, rebuild_strict=False)
             changes[u] = change.effect.astype(u.dtype)
         if effect.independent is not None and change.independent is not None:
@@ -240,7 +240,7 @@ def _by_entry(
     """
     is_divided = effect.mixing is None and not effect.written  # by its scale
     # exp and log, whose derivatives are at hand, take a third of the time of powers
-    log_scale = pt.log(effect.scale)
+    log_scale = effect.log_scale
     ratio = coordinates.information * pt.exp(2 * log_scale)
     more = pt.log1p(ratio)  # −log w
     powers = (0.0 if is_divided else 1.0) - coordinates.weights
@@ -259,7 +259,8 @@ def _by_entry(
     value = middle + pt.exp(log_spread) * standard
     # broadcast, so that each entry counts once where a scale is shared
     log_jacobian = pt.broadcast_to(log_slope, shape).sum()
-    u = effect.scale * value if is_divided else value
+    scale = pt.exp(log_scale) if effect.comes_to_zero else effect.scale
+    u = scale * value if is_divided else value
     seen = effect.value
     mixing = effect.mixing
     if mixing is not None:

@@ -16,10 +16,12 @@ from pymc.model import Model
 from pytensor.tensor.random.op import RandomVariable
 
 from pymc_sghmc.compat import SolveTriangular, ancestors
+from pymc_sghmc.hierarchy.log_scale import log_of
 from pymc_sghmc.hierarchy.products import (
     Mixing,
     Product,
     are_equal,
+    comes_to_zero,
     is_positive,
     products,
     told_by,
@@ -45,6 +47,12 @@ class ScaledEffect(NamedTuple):
     freedom: Any = None  # ν, broadcastable to its shape, where the prior is a Student t
     factor: Any = None  # of a prior's covariance, C as in ``mixing``, of coefficients by group
     independent: Any = None  # C⁻¹(u − μ), as the log-density of the prior has it
+    comes_to_zero: bool = False  # whether τ does, by rounding, where its logarithm is known
+
+    @property
+    def log_scale(self) -> pt.TensorVariable:
+        """Logarithm of τ."""
+        return log_of(self.scale) if self.comes_to_zero else pt.log(self.scale)
 
     @property
     def needs(self) -> list[pt.TensorVariable]:
@@ -92,8 +100,11 @@ def scaled_effects(
             _as_product(model, rv, value, terms, unknowns),
         )
         known = [one for one in forms if one is not None and _is_known(one, variables)]
-        positive = [one for one in known if is_positive(one.scale, unknowns)]
-        found += [one.without_unknown_freedom(variables) for one in positive[:1]]
+        for one in known:
+            if is_positive(one.scale, unknowns):
+                one = one._replace(comes_to_zero=comes_to_zero(one.scale, unknowns))
+                found.append(one.without_unknown_freedom(variables))
+                break
     by_value = {one.value: one for one in found}
     needs = {
         one.value: [v for v in ancestors(one.needs) if v in by_value and v is not one.value]

@@ -146,7 +146,15 @@ def differences_of_pairs():
     observed(u[GROUP] - u[(GROUP + 1) % G])
 
 
+def smooth_process():
+    """Its scales come to zero at high frequencies, in floating-point numbers."""
+    covariance = pm.HalfNormal("eta") ** 2 * pm.gp.cov.ExpQuad(1, ls=pm.HalfNormal("tau"))
+    process = pm.gp.HSGP(m=[2 * G], L=[5.0], cov_func=covariance)
+    observed(process.prior("f", X=np.linspace(-1, 1, N)[:, None]))
+
+
 EFFECTS = {
+    smooth_process: {"f_hsgp_coeffs"},
     random_walk: {"z"},
     walk_from_zero: {"z"},
     splines: {"z"},
@@ -264,6 +272,20 @@ def test_unit_of_effects_is_their_scale_to_the_power_of_lambda():
         centring_of(density).weights = np.full(G, weight)
         a = density.from_model(position)[unknowns.places["u"]]
         np.testing.assert_allclose(a, weight + 6 * 3.0 ** (weight - 1))
+
+
+def test_gradient_is_finite_where_scales_come_to_zero():
+    _, point, unknowns, density = built(smooth_process)
+    centring = centring_of(density)
+    coordinates = random_coordinates(centring, np.random.default_rng(0))
+    centring.set_coordinates(np.zeros(centring.as_written.size), **coordinates)
+    x = density.from_model(unknowns.ravel(point | {"tau_log__": np.log(80.0)}))
+    arrays = [getattr(source, "data", source) for source in density.sources]
+    logp, gradient = density(x, np.ones(()), [np.ones(N)], [np.arange(N)], arrays)
+    assert np.isfinite(logp)
+    assert np.isfinite(gradient).all()
+    effects = centring.effects(x)[density.group_coefficients["f_hsgp_coeffs"]]
+    assert (effects[2:] == 0.0).all()
 
 
 def nothing_is_unknown():

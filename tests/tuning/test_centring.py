@@ -523,3 +523,40 @@ def test_random_walks_are_right_where_rows_know_them_well():
     variance = np.exp(2 * x)[:, None] * values + 1 / n_rows
     logp = -0.5 * x**2 - 0.5 * (np.log(variance) + (vectors.T @ means) ** 2 / variance).sum(axis=1)
     check_log_tau(idata, x, logp)
+
+
+@pytest.mark.slow
+def test_a_smooth_process_is_right_whose_scales_come_to_zero():
+    """Coefficients of a basis with the spectrum of a Gaussian process, as ``pm.gp.HSGP`` has it."""
+    rng = np.random.default_rng(14)
+    n_rows, sigma, end = 2000, 0.5, 1.5
+    x = rng.uniform(-1, 1, n_rows)
+    y = np.sin(5 * x) + sigma * rng.standard_normal(n_rows)
+    omega = np.arange(1, 21) * np.pi / (2 * end)
+    basis = np.sin(omega * (x[:, None] + end)) / np.sqrt(end)
+    with pm.Model():
+        length, eta = pm.LogNormal("length", -0.5, 0.7), pm.LogNormal("eta", 0, 0.7)
+        spectrum = eta**2 * np.sqrt(2 * np.pi) * length * pt.exp(-0.5 * (omega * length) ** 2)
+        mu = basis @ (pm.Normal("z", shape=omega.size) * pt.sqrt(spectrum))
+        pm.Normal("y", mu, sigma, observed=y)
+        step = SGHMC(compile_kwargs=FAST)
+        idata = pm.sample(cores=2, random_seed=3, step=step, **QUICK, **QUIET)
+    # by quadrature over both logarithms: given these, coefficients are Gaussian
+    u, v = np.meshgrid(np.linspace(-2, 0.5, 101), np.linspace(-2, 3, 101), indexing="ij")
+    inner, outer = basis.T @ basis, basis.T @ y
+    logp = -0.5 * ((u + 0.5) / 0.7) ** 2 - 0.5 * (v / 0.7) ** 2
+    for at in np.ndindex(logp.shape):
+        scale = np.exp(v[at] - 0.25 * (omega * np.exp(u[at])) ** 2 + 0.5 * u[at])
+        scale *= (2 * np.pi) ** 0.25
+        precision = np.eye(omega.size) + scale[:, None] * inner * scale / sigma**2
+        solved = np.linalg.solve(precision, scale * outer)
+        logp[at] += 0.5 * solved @ (scale * outer) / sigma**4
+        logp[at] -= 0.5 * np.linalg.slogdet(precision)[1]
+    p = np.exp(logp - logp.max())
+    p /= p.sum()
+    for name, values in (("length", u), ("eta", v)):
+        mean = (p * values).sum()
+        draws = np.log(idata.posterior[name].values)
+        assert abs(draws.mean() - mean) < 4.5 * error(draws)
+        squares = np.square(draws - mean)
+        assert abs(squares.mean() - (p * np.square(values - mean)).sum()) < 4.5 * error(squares)
