@@ -5,6 +5,7 @@ same numbers come of a predictor that is computed from the picked rows of its da
 can be cut like all others. Knows graphs; knows no model, no steps.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from pytensor.tensor.subtensor import Subtensor, get_idx_list
 
 from pymc_sghmc.compat import index_entries, toposort
 from pymc_sghmc.memory import memory_map_of
-from pymc_sghmc.models.folding import with_rows_computed
+from pymc_sghmc.models.folding import may_be_added, with_rows_computed
 from pymc_sghmc.models.graphs import array_of, data_leaves, slice_rows, substituted
 from pymc_sghmc.protocols import Array
 
@@ -59,18 +60,12 @@ def with_picked_rows(graph: Variable, n_rows: int) -> PickedRows:
 def _predictor_of(node: Apply, n_rows: int) -> PickedRows | None:
     """Return what a node picks, computed from the picked rows of data; None where that can't be."""
     index = _leading_index(node)
-    if index is None:
+    n_all = None if index is None else _number_of_rows(node.inputs[0], n_rows)
+    if index is None or n_all is None or not _picks_each_once(index, n_all, n_rows):
         return None
-    predictor = node.inputs[0]
-    n_all = _number_of_rows(predictor, n_rows)
-    if n_all is None:
-        return None
-    rows = np.arange(n_all)[index]
-    if rows.size != n_rows or np.unique(rows).size != n_rows:
-        return None  # entries of a parameter are looked up by group, some of them several times
-    predictor = with_rows_computed(predictor, n_all)
+    predictor = with_rows_computed(node.inputs[0], n_all)
     leaves = [leaf for leaf in data_leaves(predictor) if array_of(leaf).shape[0] == n_all]
-    if not leaves or any(memory_map_of(array_of(leaf)) is not None for leaf in leaves):
+    if not _may_be_copied([array_of(leaf) for leaf in leaves], n_rows / n_all):
         return None
     sources = [_rows_of(leaf, index) for leaf in leaves]
     replacements = dict(zip(leaves, sources, strict=True))
@@ -79,6 +74,25 @@ def _predictor_of(node: Apply, n_rows: int) -> PickedRows | None:
     except Exception:  # an operation whose rows can't be told apart
         return None
     return PickedRows(graph, sources) if graph.type.ndim == node.outputs[0].type.ndim else None
+
+
+def _picks_each_once(index: Array | slice, n_all: int, n_rows: int) -> bool:
+    """Whether an index picks ``n_rows`` rows of ``n_all``, none of them twice.
+
+    Entries of a parameter that are looked up by group are picked several times.
+    """
+    try:
+        rows = np.arange(n_all)[index]
+    except IndexError:  # the axis is another than that of the data
+        return False
+    return rows.size == n_rows and np.unique(rows).size == n_rows
+
+
+def _may_be_copied(arrays: Sequence[Array], share: float) -> bool:
+    """Whether a share of the rows of arrays may be copied into memory; there has to be one."""
+    held = sum(array.nbytes for array in arrays)
+    is_on_disk = any(memory_map_of(array) is not None for array in arrays)
+    return bool(arrays) and not is_on_disk and may_be_added(held * share, held)
 
 
 def _leading_index(node: Apply) -> Array | slice | None:

@@ -2,12 +2,15 @@
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import pytest
 
 from exactness import check_exact, refusal
 from model_collection.cuttable import BINARY, GROUP, POSITIVE, D, G, N, X, Y
 from targets import gradient_of
+
+from pymc_sghmc.models.picked_rows import with_picked_rows
 
 PICKED = np.flatnonzero(BINARY)
 assert 2 < PICKED.size < N - 2
@@ -151,3 +154,13 @@ def test_entries_that_rows_look_up_are_parameters():
         tables = b * pt.as_tensor(table)
         pm.Normal("y", tables[np.arange(N) * 2], 1, observed=Y)
     check_exact(model, model, 3)
+
+
+@pytest.mark.parametrize("index", [np.arange(N) * 4 - 1, np.arange(4 * N) % 4 == 0])
+def test_places_may_be_more_than_rows_of_any_data(index):
+    # Their number isn't known beforehand: the data that they are computed from may be replaced.
+    table = pytensor.shared(np.arange(2.0 * N))
+    graph = pt.exp(pt.concatenate([table, table]) * pt.scalar("b"))[index]
+    picked = with_picked_rows(graph, N)
+    assert picked.graph is graph
+    assert picked.sources == []
