@@ -893,7 +893,7 @@ def test_minibatches_where_no_gaussian_is_near_are_warned_of(caplog):
             b, tau = pm.Normal("b", 0, 1), pm.HalfNormal("tau", 1)
             u = pm.Normal("u", 0, tau, shape=N)
             pm.Bernoulli("y", logit_p=b + u[pm.Data("i", np.arange(N))], observed=COIN)
-            options = {"batch_size": batch_size, "compile_kwargs": FAST}
+            options = {"batch_size": batch_size, "gradient": "plain", "compile_kwargs": FAST}
             step = SGHMC(marginalize=["u"], **options)
             assert not step.tuner.setup.is_gaussian
         assert (batch_size is None) is (
