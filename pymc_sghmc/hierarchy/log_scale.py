@@ -8,7 +8,10 @@ from collections.abc import Callable
 import pytensor.tensor as pt
 
 from pytensor.graph.basic import Variable
+from pytensor.tensor.basic import Alloc, Join, MakeVector
 from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.shape import Reshape
+from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.variable import TensorVariable
 
 __all__ = ["log_of"]
@@ -24,8 +27,12 @@ def log_of(x: TensorVariable) -> TensorVariable:
     if node is None:
         return _log(x)
     first, *others = node.inputs
-    if isinstance(node.op, DimShuffle):
-        found = node.op(log_of(first))
+    if isinstance(node.op, MOVES):
+        found = node.op(log_of(first), *others)
+    elif isinstance(node.op, Join):  # whose first input is the axis before PyTensor 3
+        found = node.op(*(log_of(v) if v.type.ndim else v for v in node.inputs))
+    elif isinstance(node.op, MakeVector):
+        found = pt.stack([log_of(v) for v in node.inputs])
     elif node.op in LOGARITHMS:
         found = LOGARITHMS[node.op](first)
     elif node.op == pt.mul:
@@ -44,6 +51,7 @@ def _log(x: TensorVariable) -> TensorVariable:
     return pt.log(pt.abs(x.astype("float64")))
 
 
+MOVES = (Alloc, DimShuffle, Reshape, Subtensor)  # entries of their first input
 LOGARITHMS: dict[object, Callable[[Variable], TensorVariable]] = {
     pt.exp: lambda q: q,
     pt.sqrt: lambda x: 0.5 * log_of(x),
