@@ -366,11 +366,11 @@ def _slice_of(entry: Variable) -> slice | None:
 
 
 def index_entries(node: Apply) -> list[Any] | None:
-    """Entries of the index of an ``AdvancedSubtensor``, variables and slices; None of other nodes.
+    """Entries of the index that a node picks by, variables and slices; None of other nodes.
 
     Slices are inputs in PyTensor 2. With PyMC 5's end, keep the first two lines and the last.
     """
-    if type(node.op).__name__ not in ("AdvancedSubtensor1", "AdvancedSubtensor"):
+    if type(node.op).__name__ not in ("Subtensor", "AdvancedSubtensor1", "AdvancedSubtensor"):
         return None
     if hasattr(node.op, "idx_list") and node.op.idx_list is not None:
         return list(indices_from_subtensor(node.inputs[1:], node.op.idx_list))

@@ -31,9 +31,8 @@ __all__ = [
     "Mixing",
     "Product",
     "are_equal",
-    "comes_to_zero",
-    "is_positive",
     "products",
+    "sign_of",
     "told_by",
 ]
 
@@ -169,7 +168,7 @@ class _Reading:
         if node.op != pt.mul or _repeats(node, variable, view.axes):
             return False
         factor = _aligned(reduce(pt.mul, others), view.axes, self.value.type.ndim)
-        if factor is None or not is_positive(factor, self.unknowns):
+        if factor is None or not sign_of(factor, self.unknowns).is_positive:
             return False
         self.is_nested = self.is_nested or view.scale is not None
         self.scaled.append(Product(node.outputs[0], _without(node, others)))
@@ -345,20 +344,23 @@ def told_by(graphs: Sequence[Variable]) -> list[Variable]:
     return [v for v in leaves if not isinstance(v, Constant | SharedVariable)]
 
 
-def is_positive(scale: Variable, unknowns: Unknowns) -> bool:
-    """Whether a scale is above zero at points of all sizes, or so small that it comes to zero."""
-    above = all((values > 0).all() for values in _at_points(scale, unknowns, SIZES))
-    above = above or comes_to_zero(scale, unknowns)
-    return above and not any((values < 0).any() for values in _at_points(scale, unknowns, LARGE))
+class Sign(NamedTuple):
+    """What values of a scale say of its sign."""
+
+    is_positive: bool
+    comes_to_zero: bool  # at some points, by rounding alone: its logarithm is known there
 
 
-def comes_to_zero(scale: Variable, unknowns: Unknowns) -> bool:
-    """Whether a scale is zero at some points by rounding alone: its logarithm is known there."""
+def sign_of(scale: Variable, unknowns: Unknowns) -> Sign:
+    """Look at a scale at points of all sizes, where it is to be above zero."""
     values = list(_at_points(scale, unknowns, SIZES))
-    has_zero = any((value == 0).any() for value in values)
-    if not has_zero or not all((value >= 0).all() for value in values):
-        return False
-    return all(np.isfinite(log).all() for log in _at_points(log_of(scale), unknowns, SIZES))
+    is_negative = not all((value >= 0).all() for value in values)
+    if is_negative or any((value < 0).any() for value in _at_points(scale, unknowns, LARGE)):
+        return Sign(is_positive=False, comes_to_zero=False)
+    if all((value > 0).all() for value in values):
+        return Sign(is_positive=True, comes_to_zero=False)
+    is_known = all(np.isfinite(log).all() for log in _at_points(log_of(scale), unknowns, SIZES))
+    return Sign(is_positive=is_known, comes_to_zero=is_known)
 
 
 def are_equal(one: Variable, other: Variable, unknowns: Unknowns) -> bool:

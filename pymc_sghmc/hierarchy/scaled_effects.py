@@ -21,9 +21,8 @@ from pymc_sghmc.hierarchy.products import (
     Mixing,
     Product,
     are_equal,
-    comes_to_zero,
-    is_positive,
     products,
+    sign_of,
     told_by,
 )
 from pymc_sghmc.models.unknowns import Unknowns
@@ -101,8 +100,9 @@ def scaled_effects(
         )
         known = [one for one in forms if one is not None and _is_known(one, variables)]
         for one in known:
-            if is_positive(one.scale, unknowns):
-                one = one._replace(comes_to_zero=comes_to_zero(one.scale, unknowns))
+            sign = sign_of(one.scale, unknowns)
+            if sign.is_positive:
+                one = one._replace(comes_to_zero=sign.comes_to_zero)
                 found.append(one.without_unknown_freedom(variables))
                 break
     by_value = {one.value: one for one in found}

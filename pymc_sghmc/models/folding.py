@@ -19,8 +19,9 @@ from pytensor.tensor.type import TensorType
 
 from pymc_sghmc.compat import toposort
 from pymc_sghmc.memory import memory_map_of
+from pymc_sghmc.protocols import Array
 
-__all__ = ["may_be_added", "with_rows_computed"]
+__all__ = ["is_on_disk", "may_be_added", "with_rows_computed"]
 
 SMALL = 2**28  # bytes that may be added to any data; ...
 LARGEST = 2**31  # ... beyond it, at most so many, and so many times those of the data
@@ -72,7 +73,7 @@ def with_rows_computed(
     data = set().union(*(found[v] for v in wanted))
     added = sum(_bytes(v) for v in wanted)
     held = sum(v.data.nbytes for v in data)
-    if not may_be_added(added, held) or any(map(_is_on_disk, data)):
+    if not may_be_added(added, held) or any(is_on_disk(v.data) for v in data):
         return graph
     return clone_replace(graph, {v: _computed(v) for v in wanted}) if wanted else graph
 
@@ -80,6 +81,11 @@ def with_rows_computed(
 def may_be_added(added: float, held: int) -> bool:
     """Whether memory may take ``added`` bytes for values that come of ``held`` bytes of data."""
     return added <= max(SMALL, min(LARGEST, TIMES * held))
+
+
+def is_on_disk(array: Array) -> bool:
+    """Whether an array is an `np.memmap` or part of one, which is to stay on disk."""
+    return memory_map_of(array) is not None
 
 
 def _computed(variable: Variable) -> Variable:
@@ -94,7 +100,3 @@ def _has_rows(constant: Constant, n_rows: int) -> bool:
 def _bytes(variable: Variable) -> float:
     shape = variable.type.shape
     return np.inf if None in shape else math.prod(shape) * np.dtype(variable.dtype).itemsize
-
-
-def _is_on_disk(constant: Constant) -> bool:
-    return memory_map_of(constant.data) is not None

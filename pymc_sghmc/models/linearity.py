@@ -14,7 +14,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape, Shape_i
-from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, get_idx_list
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 from pytensor.tensor.type import float_dtypes
 
 from pymc_sghmc.compat import index_entries, toposort
@@ -127,7 +127,7 @@ def _picked_first(x: Variable, rows: Variable, fixed: dict[Variable, bool]) -> V
         return x[rows]
     if node is not None and isinstance(node.op, Subtensor) and not fixed[x]:
         of = node.inputs[0]
-        index = get_idx_list(node.inputs, node.op.idx_list)
+        index = index_entries(node) or []
         if len(index) == of.type.ndim == 2 and index[0] == slice(None):
             x = _column(of, index[1], fixed)
             node = x.owner

@@ -12,11 +12,9 @@ import numpy as np
 import pytensor.tensor as pt
 
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.tensor.subtensor import Subtensor, get_idx_list
 
 from pymc_sghmc.compat import index_entries, toposort
-from pymc_sghmc.memory import memory_map_of
-from pymc_sghmc.models.folding import may_be_added, with_rows_computed
+from pymc_sghmc.models.folding import is_on_disk, may_be_added, with_rows_computed
 from pymc_sghmc.models.graphs import array_of, data_leaves, slice_rows, substituted
 from pymc_sghmc.protocols import Array
 
@@ -91,17 +89,13 @@ def _picks_each_once(index: Array | slice, n_all: int, n_rows: int) -> bool:
 def _may_be_copied(arrays: Sequence[Array], share: float) -> bool:
     """Whether a share of the rows of arrays may be copied into memory; there has to be one."""
     held = sum(array.nbytes for array in arrays)
-    is_on_disk = any(memory_map_of(array) is not None for array in arrays)
-    return bool(arrays) and not is_on_disk and may_be_added(held * share, held)
+    on_disk = any(map(is_on_disk, arrays))
+    return bool(arrays) and not on_disk and may_be_added(held * share, held)
 
 
 def _leading_index(node: Apply) -> Array | slice | None:
     """Return a constant index on the leading axis of x, alone, as in x[i] or x[i, :], else None."""
-    if isinstance(node.op, Subtensor):
-        entries = get_idx_list(node.inputs, node.op.idx_list)
-    else:
-        entries = index_entries(node) or [None]
-    first, *others = entries
+    first, *others = index_entries(node) or [None]
     if any(not isinstance(other, slice) or other != slice(None) for other in others):
         return None
     if isinstance(first, slice):

@@ -17,16 +17,13 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
-from pytensor.tensor.subtensor import (
-    AdvancedSubtensor,
-    Subtensor,
-    get_idx_list,
-)
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 from pytensor.tensor.type import TensorType, discrete_dtypes, integer_dtypes
 
 from pymc_sghmc.compat import (
     BroadcastTo,
     SymbolicOp,
+    index_entries,
     indexes_leading_axes,
     joined_along,
     toposort,
@@ -110,8 +107,8 @@ def _row_axis(node: Apply, found: Sequence[RowAxis], axes: Mapping[Variable, Row
         apart = along is not None and along % out.type.ndim != axis
         return axis if apart and None not in found[-n:] else MIXED
     if isinstance(op, Subtensor) and found[0] == axis:
-        index = get_idx_list(inputs, op.idx_list)
-        if index[axis : axis + 1] in ((), (slice(None),)):
+        index = index_entries(node) or []
+        if index[axis : axis + 1] in ([], [slice(None)]):
             return axis - sum(not isinstance(entry, slice) for entry in index[:axis])
     if isinstance(op, AdvancedSubtensor) and found[0] is None:
         return _picked(node, found, axis)
@@ -158,7 +155,7 @@ def _without_rows(
     out = node.outputs[0]
     shape = inputs[0].owner
     if isinstance(op, Subtensor) and shape is not None and isinstance(shape.op, Shape):
-        [index] = get_idx_list(inputs, op.idx_list)
+        [index] = index_entries(node) or []
         if isinstance(index, Constant) and index.data >= 0:
             return LENGTH if axes.get(shape.inputs[0]) in (index.data, LENGTH, MIXED) else None
     if isinstance(op, ARange):
