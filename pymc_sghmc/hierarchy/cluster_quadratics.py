@@ -5,6 +5,8 @@ quadratic function of them, found by least squares at points around the centre, 
 derivative of a quadrature is needed. Knows densities and groups, no way of finding a centre.
 """
 
+import math
+
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,8 +26,8 @@ __all__ = ["ClusterQuadratics", "cluster_quadratics"]
 
 MOST_UNKNOWNS = 20  # that functions are quadratic in
 MOST_BYTES = 2**31  # of their coefficients
-WIDE = 1.2  # sds: of points that functions are fitted at, and of more that leverages count
-FAR = 3.0
+WIDE = 1.2  # distance of points that functions are fitted at, over that of a draw as a rule, √d
+FAR = 2.5  # the same of more points, that leverages count
 N_FAR = 4
 STEP = 1e-3  # sds, of differences
 SOME = 4000  # units by which noise is measured
@@ -80,14 +82,13 @@ class ClusterQuadratics(AroundExpansion):
         d = centre.size
         dtype = self.density.dtype
         rng = np.random.default_rng(0)
-        n = 1 + d + d * (d + 1) // 2
-        half = WIDE * rng.standard_normal((n, d))
+        half = WIDE * math.sqrt(d) * _directions(d, rng)
         phi = np.concatenate([np.zeros((1, d)), half, -half])
-        far = FAR * rng.standard_normal((N_FAR, d)) / WIDE
+        far = FAR * rng.standard_normal((N_FAR, d))
         everywhere = np.concatenate([phi, far, -far])
         points = [(centre + metric.to_theta(x)).astype(dtype) for x in everywhere]
         fit = np.linalg.pinv(_monomials(phi))
-        tables = np.empty((self.data.n_rows[0], n), dtype=dtype)
+        tables = np.empty((self.data.n_rows[0], len(fit)), dtype=dtype)
         leverages = np.zeros(self.data.n_rows[0])
         back = _to_theta(metric, d)
 
@@ -180,6 +181,19 @@ def cluster_quadratics(gradient: MinibatchGradient) -> ClusterQuadratics:
     if 4 * d * d * data.n_rows[0] > MOST_BYTES:
         raise NotApplicable("it would take too much memory")
     return ClusterQuadratics(gradient)
+
+
+def _directions(d: int, rng: np.random.Generator) -> Array:
+    """Unit vectors along which a quadratic function is known from its values, (d(d+1)/2, d).
+
+    Along axes that are turned at random, and between each two. Points as many as the unknowns, all
+    at one distance, leave less of what isn't quadratic in the fit than a third more draws from a
+    Gaussian do. Along a parameter itself, with a skewed posterior, they would leave more.
+    """
+    axes = np.linalg.qr(rng.standard_normal((d, d)))[0]
+    i, j = np.tril_indices(d, -1)
+    signs = rng.choice([-1.0, 1.0], size=(i.size, 1))
+    return np.concatenate([axes, (axes[i] + signs * axes[j]) / math.sqrt(2)])
 
 
 def _places(d: int) -> Array:

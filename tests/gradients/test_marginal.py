@@ -18,9 +18,11 @@ from pymc_sghmc import SGHMC, SGLD, recover_effects
 from pymc_sghmc.checks import unconstrained_point
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.metric import Dense
+from pymc_sghmc.gradients.noise import noise_covariance
 from pymc_sghmc.gradients.second_order import second_order
 from pymc_sghmc.hierarchy import effect_draws
 from pymc_sghmc.hierarchy.cluster_effects import named_effects
+from pymc_sghmc.hierarchy.cluster_quadratics import N_FAR
 from pymc_sghmc.hierarchy.marginal import marginal_of
 from pymc_sghmc.hierarchy.placement import missed, place_nodes, reference_with_nodes
 from pymc_sghmc.hierarchy.rewrites import Rewriting
@@ -368,6 +370,28 @@ def test_minibatches_of_groups_have_the_exact_mean(name):
     deviations = (forces - expected[1]) * 0.1
     [[V]] = second.noise_at([point], metric)
     assert pytest.approx(p @ np.square(deviations), rel=0.02) == V
+
+
+@pytest.mark.parametrize("d", [1, 4])
+def test_groups_that_are_quadratic_have_no_noise_of_second_order(d):
+    """Normal rows and effects of known scales: points as many as the unknowns tell all of them."""
+
+    def normal():
+        b = pm.Normal("b", 0, 1, shape=d)
+        u = pm.Normal("u", 0, 0.7, shape=GROUPS)
+        x = np.random.default_rng(3).standard_normal((N, d))
+        pm.Normal("y", x @ b + u[GROUP], 0.9, observed=REAL)
+
+    _, _, gradient, position = marginal(normal)
+    metric = Dense(0.3 * np.eye(d))
+    marginal_of(gradient.density).place_at(gradient, position, metric)
+    second = second_order(gradient)
+    passes = second.set_centre(position, metric)
+    assert passes == 1 + d * (d + 1) + 2 * N_FAR
+    point = position + 0.5
+    plain = noise_covariance(gradient, metric, point, np.random.default_rng(0))
+    [[V]] = second.noise_at([point], metric)
+    assert (V < 1e-6 * plain).all()
 
 
 def test_noise_far_out_is_that_of_the_worst_unknown():
