@@ -31,6 +31,7 @@ FARTHEST = 8.0  # sds, by strides of ...
 STRIDE = 0.5  # ... so many, and ...
 FARTHEST_OF_FLAT = 40.0  # ... where log p hardly falls, by strides that grow
 GROWTH = 1.25
+CLOSE = 1 / 32  # the least stride towards a wall, of that
 STEADY = 2.0  # over the curvature: the largest stable learning rate
 MOST = 12  # parameters that are checked
 N_SIGNED = 4  # pairs of places ±, in all parameters at once, at which some are suspected
@@ -120,22 +121,33 @@ class _Surroundings:
         return not abs(force / (-side.sign * distance) - 1) <= most
 
     def suspects(self) -> list[int]:
-        """Return places of parameters that seem skewed, the most skewed first.
+        """Return places of parameters that seem skewed, the most skewed first, then of flat ones.
 
-        By the mean force on both sides of the mean, with random signs for all of them: of a
-        posterior that is alike on both sides it is none.
+        By the force on both sides of the mean, with random signs for all of them: of a posterior
+        that is alike on both sides its mean is none. One that is flat on both may end in a wall.
         """
         d = self.fit.mean.size
         share = FARTHER * min(1.0, WITHIN / np.sqrt(d))
         signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(N_SIGNED, d))
         scales = self.fit.metric.diagonal()
         shifts = [scales.to_theta(FAR * share * z) for z in np.concatenate([signs, -signs])]
-        gradients = [
-            self.passes.log_density(self.fit.mean + shift, self.rows)[1] for shift in shifts
-        ]
+        gradients = np.array(
+            [self.passes.log_density(self.fit.mean + shift, self.rows)[1] for shift in shifts]
+        )
         # it grows as the square of the distance
-        even = scales.pull_back(np.mean(gradients, axis=0) - self.slope) / share**2
-        return [int(i) for i in np.argsort(-np.abs(even)) if not abs(even[i]) < OFF]
+        even = scales.pull_back(gradients.mean(axis=0) - self.slope) / share**2
+        skewed = [int(i) for i in np.argsort(-np.abs(even)) if not abs(even[i]) < OFF]
+        # the mean force back, where a Gaussian's is the distance or, given all others, more
+        back = [
+            -z * scales.pull_back(there - opposite) / 2
+            for z, there, opposite in zip(
+                signs, gradients[:N_SIGNED], gradients[N_SIGNED:], strict=True
+            )
+        ]
+        share_of_gaussian = np.mean(back, axis=0) / (FAR * share)
+        order = np.argsort(share_of_gaussian)
+        flat = [int(i) for i in order if not share_of_gaussian[i] > OFF]
+        return list(dict.fromkeys([*skewed, *flat]))
 
     def at(self, side: _Side, distance: float) -> _Place:
         """Look at a place so many standard deviations out on a side."""
@@ -213,7 +225,7 @@ def far_out(
     reached: list[_Place] = []
     edges = []
     for side in surroundings.skewed_sides(places, looks_farther=finds_more):
-        on_the_way = list(_within_reach(surroundings, side, farthest))
+        on_the_way = list(_within_reach(surroundings, side, farthest, finds_more))
         reached += on_the_way
         if on_the_way:
             last = on_the_way[-1]
@@ -222,15 +234,29 @@ def far_out(
     return FarOut(_largest_step(place.curvature for place in reached), edges)
 
 
-def _within_reach(surroundings: _Surroundings, side: _Side, farthest: float) -> Iterator[_Place]:
-    """Yield places farther and farther out, as far as a chain comes once in a run."""
-    distance = STRIDE
-    while distance < farthest:
-        place = surroundings.at(side, distance)
-        if not place.fall < EVER_REACHED:
+def _within_reach(
+    surroundings: _Surroundings, side: _Side, farthest: float, looks_closely: bool
+) -> Iterator[_Place]:
+    """Yield places farther and farther out, as far as a chain comes once in a run.
+
+    The curvature of each is at least the mean one on the way from the place before: that of a wall
+    may be in a small part of it, such as where a class of outcomes without exceptions ends.
+    """
+    stride = STRIDE
+    before = _Place(at=0.0, fall=0.0, force=0.0, curvature=1.0)
+    while abs(before.at) + stride < farthest:
+        place = surroundings.at(side, abs(before.at) + stride)
+        on_the_way = (before.force - place.force) / (place.at - before.at)
+        place = place._replace(curvature=max(place.curvature, on_the_way))
+        if place.fall < EVER_REACHED:
+            yield place
+            before = place
+            if abs(place.at) >= FARTHEST:
+                stride = (GROWTH - 1) * abs(place.at)
+        elif looks_closely and stride > CLOSE * STRIDE:  # a wall, somewhere on the way
+            stride /= 2
+        else:
             return
-        yield place
-        distance += STRIDE if distance < FARTHEST else (GROWTH - 1) * distance
 
 
 def stable_along_scales(

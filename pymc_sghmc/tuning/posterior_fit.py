@@ -5,6 +5,7 @@ Knows passes over the data and SciPy, no samplers.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,11 +25,11 @@ from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.low_rank_fit import FEW, low_rank_fit
 from pymc_sghmc.tuning.variational_fit import (
     Walled,
+    evidence_bound,
     excess_forces,
     fit_around,
     lower,
-    roughness,
-    standard_draws,
+    scaled_by_draws,
     variational_fit,
 )
 
@@ -46,7 +47,7 @@ FAR_FROM_SEARCH = 2.0  # r.m.s. sds from where it was seen how log p falls; fart
 MOST_EXCESS = 0.5  # of the fall that a Gaussian promises
 MOST_ALONE = 5.0  # nats beyond what it promises to a single draw, of few parameters
 DRIFT = 1.5  # sds by which a Gaussian's draws would go, on average, to where there is no force
-ROUGH = 1.0  # r.m.s. of the force that a Gaussian doesn't have, in sds, that asks for a look
+ROUGH = 0.5  # r.m.s. of the force that a Gaussian doesn't have, in sds, that asks for a look
 FAR = 3.0  # sds, where that look is
 LEAST_FALL = 0.2  # of the fall that a Gaussian promises there
 
@@ -132,6 +133,8 @@ class _DenseSearch:
                 self.variational = variational_fit(counted, np.array(self.start, dtype=float))
                 if self.variational is not None and self.variational.is_mode:
                     return self.variational
+        if not is_mode:
+            factor = self._by_draws(x, factor)
         searched = x
         if self.optimise and counted.subset is not None:
             x = _at_mode_of_all(counted, x, Dense(factor))
@@ -147,13 +150,18 @@ class _DenseSearch:
         fit = GaussianFit(mean=x, metric=Dense(factor), is_mode=bool(is_mode), passes=0.0)
         if self.variational is not None and not is_mode:
             # as a rule its mean is in the bulk, and not on the way to nowhere
-            fit = min(self.variational, fit, key=self._roughness)
+            fit = max(self.variational, fit, key=partial(evidence_bound, counted))
         return replace(fit, is_mode=bool(is_mode), passes=counted.passes)
 
-    def _roughness(self, fit: GaussianFit) -> float:
-        """Of the posterior, as far as this fit describes it; infinite where there is none."""
-        draws = standard_draws(self.counted, fit.mean.size)
-        return roughness(self.counted, fit.mean, fit.metric, draws.z)
+    def _by_draws(self, x: Array, factor: Array) -> Array:
+        """Find a factor at a point where rounds found none: curvatures lead from one to another.
+
+        That of a wall leads to one so narrow that no draw reaches the wall, and what is flat there
+        to one that is wide. The directions are those of the curvature at the point alone.
+        """
+        values, vectors = curvature(self.counted, x, factor, step=None)
+        at_point = factor @ (vectors / np.sqrt(positive(values, WIDEN)))
+        return scaled_by_draws(self.counted, x, lower(at_point))
 
     def _round(self, i: int, x: Array, factor: Array, widen: float) -> tuple[Array, Array, bool]:
         """Position, factor of the covariance, and whether the search may end there."""
@@ -299,8 +307,6 @@ def falls_as_fitted(counted: CountedPasses, x: Array, factor: Array) -> bool:
     if np.abs(forces.mean(axis=0)).max() > DRIFT:
         return False
     rough = np.sqrt(np.square(forces).mean(axis=0))
-    if rough.max() < ROUGH:
-        return True
-    far = FAR * factor[:, rough.argmax()]
-    least = min(here + slope @ way - counted(x + way, counted.subset)[0] for way in (far, -far))
-    return bool(least > LEAST_FALL * FAR**2 / 2)
+    ways = [sign * FAR * factor[:, i] for i in np.flatnonzero(rough >= ROUGH) for sign in (1, -1)]
+    far_falls = (here + slope @ way - counted(x + way, counted.subset)[0] for way in ways)
+    return all(fall > LEAST_FALL * FAR**2 / 2 for fall in far_falls)

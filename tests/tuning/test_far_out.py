@@ -10,6 +10,7 @@ import pymc as pm
 import pytest
 
 from modes import FAST
+from scipy.special import expit, log_expit
 from scipy.stats import truncnorm
 
 from pymc_sghmc import SGHMC
@@ -101,6 +102,48 @@ def test_a_scale_of_many_effects_takes_no_matrix():
     tracemalloc.stop()
     assert found.edges
     assert peak < 100 * mean.nbytes
+
+
+class FlatBetweenWalls:
+    """N(0, 1) in all directions but the first, which is flat up to rows of one outcome on a side.
+
+    As the coefficient of a rare class without exceptions, under a wide prior.
+    """
+
+    data = SimpleNamespace(n_at_hand=[1])
+    n_rows, slope = 6, 40.0
+
+    def __init__(self, *walls):
+        self.walls = walls
+
+    def log_density(self, x, rows):
+        logp, grad = -np.square(x[1:]).sum() / 2, -x
+        grad[0] = 0.0
+        for wall in self.walls:
+            beyond = np.sign(wall) * self.slope * (x[0] - wall)
+            logp -= self.n_rows * np.logaddexp(0, beyond)
+            grad[0] -= np.sign(wall) * self.n_rows * self.slope * expit(beyond)
+        return logp, grad
+
+    def far_out(self):
+        mean = np.zeros(5)
+        fit = GaussianFit(mean, metric=Diagonal(np.ones(5)), is_mode=True, passes=0)
+        return far_out(self, fit, [], finds_more=True)
+
+
+@pytest.mark.parametrize("walls", [[-0.7], [0.7], [-0.7, 4.8], [-5.3, 6.1]])
+def test_walls_between_two_looks_are_seen(walls):
+    """From no force to 240 within a tenth of a standard deviation: half of one lies between looks."""
+    found = FlatBetweenWalls(*walls).far_out()
+    assert found.largest_step < STEADY / (6 * 40 / STRIDE)
+    for wall in walls:
+        [at] = [edge.at for edge in found.edges if edge.at * wall > 0]
+        reached = wall + np.sign(wall) * EVER_REACHED / (6 * 40)
+        assert abs(at - reached) < STRIDE / 16
+
+
+def test_what_is_flat_without_walls_needs_no_shorter_steps():
+    assert FlatBetweenWalls().far_out().largest_step == np.inf
 
 
 def effects_limit(k):
@@ -253,3 +296,31 @@ def test_the_coefficient_of_a_class_without_an_event_is_right_by_quadrature():
     assert abs(float(draws.mean()) - mean) < 4.5 * error
     assert abs(float(draws.std()) - sd) < 4.5 * error_of_sd
     assert error_of_sd < 0.05 * sd
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_rare", [2, 6])
+def test_a_rare_class_without_exceptions_has_the_posterior_that_the_prior_leaves(n_rare):
+    """Of 10,000 rows; its coefficient is anything from some 3 to 100 (by quadrature)."""
+    n, prior_sd = 10_000, 40.0
+    rare = np.arange(n) < n_rare
+    y = np.where(rare, 1, np.arange(n) % 4 == 0)
+    with pm.Model():
+        a, c = pm.Normal("a", 0, 2), pm.Normal("c", 0, prior_sd)
+        pm.Bernoulli("y", logit_p=a + c * rare, observed=y)
+        step = SGHMC(compile_kwargs={"mode": "NUMBA"})
+        idata = pm.sample(step=step, random_seed=1, chains=4, cores=2, progressbar=False,
+                          compute_convergence_checks=False)  # fmt: skip
+    n_ones = y[~rare].sum()
+    u, v = np.meshgrid(np.linspace(-1.3, -0.9, 81), np.linspace(-10, 250, 26001), indexing="ij")
+    logp = n_ones * log_expit(u) + (n - n_rare - n_ones) * log_expit(-u) - u**2 / 8
+    logp += n_rare * log_expit(u + v) - (v / prior_sd) ** 2 / 2
+    p = np.exp(logp - logp.max())
+    p /= p.sum()
+    mean = (p * v).sum()
+    draws = idata.posterior["c"].values
+    assert draws.shape == (4, 1000)
+    squares = np.square(draws - mean)
+    for values, expected in ((draws, mean), (squares, (p * np.square(v - mean)).sum())):
+        assert float(az.ess(values)) > 400
+        assert abs(values.mean() - expected) < 4.5 * values.std() / np.sqrt(float(az.ess(values)))

@@ -9,14 +9,17 @@ import pytest
 from model_collection.small import linear_regression
 from modes import FAST
 from scipy.optimize import minimize
+from scipy.special import expit, log_expit
 from targets import gradient_of
 
 from pymc_sghmc import SGHMC
 from pymc_sghmc.checks import unconstrained_point
-from pymc_sghmc.gradients.metric import Diagonal
+from pymc_sghmc.gradients.metric import Dense, Diagonal
 from pymc_sghmc.tuning import posterior_fit
 from pymc_sghmc.tuning.curvature import SUBSET_ROWS, CountedPasses, extreme_curvatures
+from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.posterior_fit import NEAR, falls_as_fitted, fit_posterior
+from pymc_sghmc.tuning.variational_fit import evidence_bound, scaled_by_draws
 
 
 def potential(H, mean):
@@ -401,6 +404,62 @@ def test_a_gaussian_too_narrow_to_reach_past_a_wall_is_no_fit(slope, is_alike, w
         falls = [-density(x + scales * z, None)[0] for z in [*draws, *-draws]]
         assert np.mean(falls) + density(x, None)[0] < 1.5 * 10 / 2
     assert falls_as_fitted(density, x, np.diag(scales)) == is_alike
+
+
+class WallBesideAPlain:
+    """N(0, 1) in four directions; in a fifth N(0, 40²) where it is above 0, and next to nothing below."""
+
+    subset = None
+    wide = 40.0
+
+    def __call__(self, x, rows):
+        gradient = -x
+        logp = -0.5 * np.square(x[:4]).sum() - 0.5 * (x[4] / self.wide) ** 2
+        logp += 6 * log_expit(x[4])
+        gradient[4] = 6 * expit(-x[4]) - x[4] / self.wide**2
+        return logp, gradient
+
+
+@pytest.mark.parametrize(("at", "width"), [(7.0, 3.0), (30.0, 7.0), (30.0, 3.0)])
+def test_a_gaussian_in_a_part_of_a_plain_is_no_fit(at, width):
+    """Near the wall it is flat on one side, farther off on both."""
+    x, scales = np.r_[np.zeros(4), at], np.r_[np.ones(4), width]
+    assert not falls_as_fitted(WallBesideAPlain(), x, np.diag(scales))
+    # far from the wall, a Gaussian as wide as the prior
+    far = np.r_[np.zeros(4), 200.0]
+    assert falls_as_fitted(WallBesideAPlain(), far, np.diag([1, 1, 1, 1, 40.0]))
+
+
+@pytest.mark.parametrize("factor", [1.0, 30.0, 1 / 30])
+def test_scales_by_draws_are_those_of_a_gaussian(factor):
+    H = np.diag([4.0, 1.0, 0.01])
+
+    class Passes:
+        subset = None
+
+        def __call__(self, x, rows):
+            return -0.5 * x @ H @ x, -H @ x
+
+    wrong = np.diag(np.diag(H) ** -0.5 * [factor, 1.0, 1 / factor])
+    found = scaled_by_draws(Passes(), np.zeros(3), wrong)
+    np.testing.assert_allclose(np.diag(found), np.diag(H) ** -0.5, rtol=0.25)  # of 20 draws
+
+
+@pytest.mark.parametrize("width", [0.5, 40.0, 400.0])
+def test_scales_by_draws_reach_the_wall_of_a_plain(width):
+    """No curvature at a point tells that: it is the wide prior's, or that of the wall."""
+    density = WallBesideAPlain()
+    x = np.r_[np.zeros(4), 30.0]
+    found = scaled_by_draws(density, x, np.diag([1, 1, 1, 1, width]))
+    np.testing.assert_allclose(np.diag(found)[:4], 1, atol=0.3)
+
+    def bound(width):
+        metric = Dense(np.diag([1, 1, 1, 1, width]))
+        return evidence_bound(density, GaussianFit(x, metric, is_mode=False, passes=0))
+
+    best = max(bound(width) for width in np.geomspace(1, 100, 50))
+    assert bound(found[4, 4]) > best - 0.5
+    assert bound(40.0) < best - 20
 
 
 class OffMode:
