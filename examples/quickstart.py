@@ -72,8 +72,8 @@ def main(with_nuts, folder):
         return
 
     say(
-        "NUTS, for comparison, reads all rows for each gradient. To save time it makes half as many "
-        "draws. You can stop it with Ctrl-C: the results above stay."
+        "NUTS, for comparison, reads all rows for each gradient. To save time, it makes half as "
+        "many draws. You can stop it with Ctrl-C: the results above stay."
     )
     start = time.perf_counter()
     nuts = sample_nuts(model)

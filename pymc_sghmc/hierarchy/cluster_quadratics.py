@@ -184,7 +184,7 @@ def cluster_quadratics(gradient: MinibatchGradient) -> ClusterQuadratics:
 
 
 def _directions(d: int, rng: np.random.Generator) -> Array:
-    """Unit vectors along which a quadratic function is known from its values, (d(d+1)/2, d).
+    """Return directions by whose values a quadratic function is known, (d(d+1)/2, d).
 
     Along axes that are turned at random, and between each two. Points as many as the unknowns, all
     at one distance, leave less of what isn't quadratic in the fit than a third more draws from a
