@@ -64,10 +64,11 @@ def target_temperature(steps: list[StepStatistics], caller: str = "check_bias") 
 
 def draw_weights(steps: list[StepStatistics], n_chains: int, n_all: int) -> np.ndarray:
     """Weights of the draws, where all stochastic-gradient steps agree on them."""
-    weights = [
-        np.nan_to_num(step.weight / np.nanmean(step.weight, axis=1, keepdims=True))
-        for step in steps
-    ]
+    with np.errstate(invalid="ignore"):  # of chains that have diverged in each draw all are zero
+        weights = [
+            np.nan_to_num(step.weight / np.nanmean(step.weight, axis=1, keepdims=True))
+            for step in steps
+        ]
     if weights and all(np.allclose(weight, weights[0]) for weight in weights):
         return weights[0]
     return np.ones((n_chains, n_all))
