@@ -138,12 +138,8 @@ class _Surroundings:
         even = scales.pull_back(gradients.mean(axis=0) - self.slope) / share**2
         skewed = [int(i) for i in np.argsort(-np.abs(even)) if not abs(even[i]) < OFF]
         # the mean force back, where a Gaussian's is the distance or, given all others, more
-        back = [
-            -z * scales.pull_back(there - opposite) / 2
-            for z, there, opposite in zip(
-                signs, gradients[:N_SIGNED], gradients[N_SIGNED:], strict=True
-            )
-        ]
+        pairs = gradients[:N_SIGNED] - gradients[N_SIGNED:]
+        back = -signs * scales.pull_back(pairs) / 2
         share_of_gaussian = np.mean(back, axis=0) / (FAR * share)
         order = np.argsort(share_of_gaussian)
         flat = [int(i) for i in order if not share_of_gaussian[i] > OFF]

@@ -21,15 +21,13 @@ from pymc_sghmc.tuning.curvature import (
     fisher_scale,
     positive,
 )
+from pymc_sghmc.tuning.gaussian_draws import evidence_bound, excess_forces, scaled_by_draws
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.low_rank_fit import FEW, low_rank_fit
 from pymc_sghmc.tuning.variational_fit import (
     Walled,
-    evidence_bound,
-    excess_forces,
     fit_around,
     lower,
-    scaled_by_draws,
     variational_fit,
 )
 

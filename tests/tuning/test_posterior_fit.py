@@ -17,9 +17,9 @@ from pymc_sghmc.checks import unconstrained_point
 from pymc_sghmc.gradients.metric import Dense, Diagonal
 from pymc_sghmc.tuning import posterior_fit
 from pymc_sghmc.tuning.curvature import SUBSET_ROWS, CountedPasses, extreme_curvatures
+from pymc_sghmc.tuning.gaussian_draws import evidence_bound, scaled_by_draws
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.posterior_fit import NEAR, falls_as_fitted, fit_posterior
-from pymc_sghmc.tuning.variational_fit import evidence_bound, scaled_by_draws
 
 
 def potential(H, mean):
