@@ -165,7 +165,7 @@ def _by_newton(counted: CountedPasses, draws: StandardDraws, independent: MeanFi
     rough = roughness(counted, m, Dense(factor), draws.z)
     is_near = bool(moved < NEAR and rough < ROUGH)
     fit = GaussianFit(mean=m, metric=Dense(factor), is_mode=is_near, passes=counted.passes)
-    if is_near:
+    if is_near or counted.subset is not None:  # by a subset its own mean would seem better
         return fit
     # curvatures that differ from draw to draw may have led away from what was there before
     before = replace(fit, mean=independent.mean, metric=Dense(np.diag(independent.sds)))
