@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
-__all__ = ["Display", "begin_phase", "count_passes", "told_to"]
+__all__ = ["COMPILING", "Display", "begin_phase", "count_passes", "told_to"]
+
+COMPILING = "compiling"  # with this phases begin in which functions are built and compiled
 
 
 class Display(Protocol):

@@ -50,6 +50,10 @@ class AroundCentre:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_symbols": None, "_placed": None}
 
+    def forget_centre(self) -> None:
+        """Know of no rows, until a centre is set."""
+        self.anchor = self._placed = None
+
     def without_anchor(self) -> Self:
         """Return one that knows of no rows, for passes over them."""
         return copied(self, anchor=None, _function=None, _placed=None)

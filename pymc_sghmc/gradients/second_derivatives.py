@@ -15,7 +15,7 @@ from pymc_sghmc.compat import ancestors
 from pymc_sghmc.gradients.at_positions import at_positions, at_positions_one_by_one
 from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.jacobians import Jacobian, jacobian
-from pymc_sghmc.gradients.row_coordinates import RowCoordinates
+from pymc_sghmc.gradients.row_coordinates import LinearRows, RowCoordinates
 from pymc_sghmc.gradients.row_inputs import RowFunction, Rows, by_row
 from pymc_sghmc.models.row_slopes import Quadratics, RowSlopes, row_slopes
 from pymc_sghmc.protocols import Array
@@ -24,6 +24,7 @@ __all__ = [
     "BLOCK_ROWS",
     "MOST_UNKNOWNS",
     "SecondDerivatives",
+    "derivatives_in",
     "is_straight",
     "second_derivatives",
 ]
@@ -164,20 +165,23 @@ def second_derivatives(density: LogDensity) -> SecondDerivatives | None:
     density : LogDensity
         With its graph.
     """
-    graph = density.graph
-    if not graph.model.groups:
+    if not density.graph.model.groups:
         return None
     rewrites = [rewrite.linear_rows for rewrite in density.rewrites]
-    for linear in [*filter(None, rewrites), None]:
-        terms = graph.model.terms if linear is None else linear.terms
-        variables = graph.variables if linear is None else linear.variables
-        batches = [group.batches for group in graph.model.groups]
-        slopes = row_slopes(terms, variables, batches, graph.model.point)
-        if slopes is not None and density.d <= FEW_UNKNOWNS and _takes_minutes(slopes):
-            return None
-        if slopes is not None:
-            return SecondDerivatives(density, slopes, RowCoordinates(density, linear))
-    return None
+    found = (derivatives_in(density, linear) for linear in [*filter(None, rewrites), None])
+    return next(filter(None, found), None)
+
+
+def derivatives_in(density: LogDensity, linear: LinearRows | None) -> SecondDerivatives | None:
+    """Compile them in these coordinates of rows, or in a chain's; see `second_derivatives`."""
+    model = density.graph.model
+    terms = model.terms if linear is None else linear.terms
+    variables = list(model.variables if linear is None else linear.variables)
+    batches = [group.batches for group in model.groups]
+    slopes = row_slopes(terms, variables, batches, model.point)
+    if slopes is None or (density.d <= FEW_UNKNOWNS and _takes_minutes(slopes)):
+        return None
+    return SecondDerivatives(density, slopes, RowCoordinates(density, linear))
 
 
 def is_straight(second: SecondDerivatives, density: LogDensity, data: Rows) -> bool:

@@ -67,13 +67,25 @@ class SecondOrder(AroundExpansion):
         has_sparse_hessian: bool,
     ) -> None:
         super().__init__(gradient)
+        self.has_sparse_hessian = has_sparse_hessian
+        self.see_rows_by(derivatives)
+
+    def see_rows_by(self, derivatives: SecondDerivatives) -> None:
+        """Compile the gradient with these functions of rows, and forget the centre.
+
+        Parameters
+        ----------
+        derivatives : SecondDerivatives
+            Of its density, with their graphs, all of them compiled; with Hessians that are sparse
+            where they were.
+        """
+        self.forget_centre()
         slopes = derivatives.slopes
         self.quadratics = slopes.quadratics
         self.derivatives = derivatives
         self.coordinates = derivatives.coordinates
         self.first = derivatives.first
         self.second = derivatives.second
-        self.has_sparse_hessian = has_sparse_hessian
         graph = self.density.graph
         tables = [
             pt.matrix(f"quadratics_{k}", dtype=graph.position.dtype)
@@ -88,7 +100,7 @@ class SecondOrder(AroundExpansion):
         anchor = own.type("anchor")
         level = pt.dscalar("level")
         shift = own - centre
-        if not has_sparse_hessian:
+        if not self.has_sparse_hessian:
             hessian = [pt.matrix("hessian", dtype=own.dtype)]
             slope = hessian[0] @ shift
         else:

@@ -114,7 +114,10 @@ def _is_nowhere(variable: Variable) -> bool:
 
 
 def jumping_unknowns(
-    logp: Callable[[Array], Any], start: Array, unknowns: Mapping[str, slice]
+    logp: Callable[[Array], Any],
+    start: Array,
+    unknowns: Mapping[str, slice],
+    reach: Array | None = None,
 ) -> list[str]:
     """Return the names of the unknowns at which ``logp(position)`` jumps, around a starting point.
 
@@ -124,6 +127,8 @@ def jumping_unknowns(
     start : array of shape (d,)
     unknowns : dict of {str: slice}
         Names of those in question, and where they lie in the position.
+    reach : array of shape (d,), optional
+        How far a chain comes from the starting point. By default nothing is known of that.
     """
     rng = np.random.default_rng(0)
 
@@ -140,10 +145,14 @@ def jumping_unknowns(
     found = []
     for name, where in unknowns.items():
         way = np.zeros(start.shape)
-        way[where] = rng.choice([-1.0, 1.0], way[where].shape) * (1 + np.abs(centre[where]))
-        if any(
-            _jumps(lambda t, s=scale, w=way: at(centre + t * s * w), precision) for scale in SCALES
-        ):
+        signs = rng.choice([-1.0, 1.0], way[where].shape)
+        if reach is None:
+            way[where] = signs * (1 + np.abs(centre[where]))
+            lines = [scale * way for scale in SCALES]
+        else:
+            way[where] = signs * reach[where]
+            lines = [way]
+        if any(_jumps(lambda t, w=line: at(centre + t * w), precision) for line in lines):
             found.append(name)
     return found
 

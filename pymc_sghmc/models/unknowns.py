@@ -72,9 +72,14 @@ class Unknowns:
             new[name] = values.astype(variable.dtype)
         return new
 
+    def unknown_of(self, index: int) -> str:
+        """Name of the unknown that an entry of a position belongs to."""
+        [name] = [n for n, place in self.places.items() if place.start <= index < place.stop]
+        return name
+
     def own_name_of(self, index: int) -> str:
         """Name of the parameter that an entry of a position belongs to, without a transform's."""
-        [name] = [n for n, place in self.places.items() if place.start <= index < place.stop]
+        name = self.unknown_of(index)
         return get_untransformed_name(name) if is_transformed_name(name) else name
 
     def name_of(self, index: int) -> str:

@@ -30,7 +30,7 @@ from pymc_sghmc.models.contract import ALL_ROWS, BatchSize
 from pymc_sghmc.models.graphs import array_of, data_leaves, minibatch_outputs
 from pymc_sghmc.models.row_model import RowModel, row_model
 from pymc_sghmc.models.unknowns import Unknowns
-from pymc_sghmc.phases import begin_phase, count_passes
+from pymc_sghmc.phases import COMPILING, begin_phase, count_passes
 from pymc_sghmc.rows.array_loader import ArrayLoader
 from pymc_sghmc.rows.containers import Container, containers_of
 from pymc_sghmc.rows.data import PoolPlan
@@ -38,7 +38,6 @@ from pymc_sghmc.rows.files import is_on_disk
 from pymc_sghmc.rows.given_data import GivenData, given_data
 from pymc_sghmc.rows.local_copy import local_copy
 from pymc_sghmc.rows.sources import Source
-from pymc_sghmc.step.setup_display import COMPILING
 from pymc_sghmc.step.warn import refuse_single_rows
 
 __all__ = ["compile_second_derivatives", "gradients", "model_by_row", "pool_of"]

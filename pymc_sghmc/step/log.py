@@ -71,7 +71,7 @@ def log_setup(
         names = ", ".join(dict.fromkeys(own_names))
         _log.info(
             f"{sampler}: the posterior of {names} is much steeper on one side. Minibatches are too "
-            "noisy there, so that each step uses all data."
+            "noisy there, so that each step uses all data, and NUTS may be as fast."
         )
     if tuning.order == 1 and d > MANY and tuner.gradient.density.group_coefficients:
         _log.info(

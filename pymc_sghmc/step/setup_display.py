@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from pymc_sghmc.phases import told_to
+from pymc_sghmc.phases import COMPILING, told_to
 
-__all__ = ["COMPILING", "SetupDisplay", "shown"]
+__all__ = ["SetupDisplay", "shown"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
-COMPILING = "compiling"  # with this phases begin in which functions are built and compiled
 QUIET = 2.0  # seconds without a line in the log, at first; they double
 
 

@@ -35,6 +35,7 @@ from pymc_sghmc.hierarchy.rewrites import integrated_effects
 from pymc_sghmc.interrupts import DelayedInterrupt
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.unknowns import Unknowns
+from pymc_sghmc.phases import COMPILING
 from pymc_sghmc.pymc_hooks import add_end_of_run_check
 from pymc_sghmc.rows.files import DataFileError, whole_files
 from pymc_sghmc.runs.shared_arrays import ByHandle
@@ -47,7 +48,7 @@ from pymc_sghmc.step.gradients import compile_second_derivatives, gradients
 from pymc_sghmc.step.improper import warn_of_improper_posterior
 from pymc_sghmc.step.log import log_rows_elsewhere, log_setup, log_windows
 from pymc_sghmc.step.progress import make_progressbar_update_functions, progressbar_config
-from pymc_sghmc.step.setup_display import COMPILING, shown
+from pymc_sghmc.step.setup_display import shown
 from pymc_sghmc.step.signature import show_shared_arguments
 from pymc_sghmc.step.warn import (
     draw_warning,
@@ -160,7 +161,6 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             centre = unconstrained_point(model, centre, effects)
             centre = gradient.density.from_model(self.unknowns.ravel(centre))
         gradient(initial, gradient.order.probe(np.random.default_rng(0)))  # to compile it
-        warn_of_jumps(name, gradient, self.unknowns, initial)
         settings = Settings(
             Rule(self.update, self.state_type),
             schedule=schedule,
@@ -188,7 +188,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         for check in CHECKS_OF_RUNS:
             add_end_of_run_check(check)
         self.begin_chain(get_random_generator(given["rng"]))
-        tuning = self._prepare() if self.tuner.needs_setup else None
+        tuning = self._prepare()
         pool = self.tuner.pool_report(tuning)
         if given["pool"] == "auto" and pool is not None and not pool.serves:
             log_windows(name, pool)
@@ -201,6 +201,13 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         return tuning
 
     def _prepare(self):
+        """Set up, and warn of jumps in any case: they may be why there is no fit."""
+        try:
+            return self._set_up() if self.tuner.needs_setup else None
+        finally:
+            warn_of_jumps(type(self).__name__, self.tuner, self.unknowns)
+
+    def _set_up(self):
         """Set up for chains from the initial point; return their settings, if there are any."""
         tuner = self.tuner
         compile_second_derivatives(tuner.gradient)

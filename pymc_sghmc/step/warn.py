@@ -38,6 +38,7 @@ __all__ = [
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
 MANY_ROWS = 1000  # more aren't needed to see a jump
+REACH = 8.0  # sds from the mean of a fit, that chains may come
 FEW_DRAWS = 50  # of tuning, too few to measure by
 STACKLEVEL = 5  # a function here, two of the step's and the sampler's __init__, and who calls it
 
@@ -65,15 +66,30 @@ def warn_of_other_steps(sampler: str, model: Model, density: Any, data: Any) -> 
         )
 
 
-def warn_of_jumps(sampler: str, gradient: Any, unknowns: Unknowns, position: np.ndarray) -> None:
-    """Warn if the log-density jumps with a parameter, which no gradient sees."""
+def warn_of_jumps(sampler: str, tuner: Any, unknowns: Unknowns) -> None:
+    """Warn if the log-density jumps with a parameter, which no gradient sees.
+
+    Around where chains begin, and where they come if there is a fit that says so: some densities
+    are those of another formula beyond some value of a parameter, as PyMC's exponentially modified
+    Gaussian is, and jump there by a little.
+    """
+    gradient = tuner.gradient
     if not gradient.density.conditional:
         return
     minibatch = gradient.order.probe(np.random.default_rng(0))
     some = tuple(idx[:: 1 + len(idx) // MANY_ROWS] for idx in minibatch.rows)
     minibatch = minibatch._replace(rows=some)
     places = {name: unknowns.places[name] for name in gradient.density.conditional}
-    jumping = jumping_unknowns(lambda theta: gradient(theta, minibatch)[0], position, places)
+
+    def logp(theta: np.ndarray) -> Any:
+        return gradient(theta, minibatch)[0]
+
+    jumping = jumping_unknowns(logp, tuner.initial, places)
+    fit = None if tuner.setup is None else tuner.setup.fit
+    if jumping and fit is not None and fit.is_mode:
+        places = {name: places[name] for name in jumping}
+        reach = REACH * fit.metric.diagonal().scales
+        jumping = jumping_unknowns(logp, fit.mean.astype(tuner.initial.dtype), places, reach)
     if jumping:
         warnings.warn(
             f"{sampler}: the log-density jumps where a condition, an index or a rounded "
@@ -82,7 +98,7 @@ def warn_of_jumps(sampler: str, gradient: Any, unknowns: Unknowns, position: np.
             "give them to pm.Slice or pm.Metropolis. Gradients don't see the jump: the posterior "
             "is wrong, and the temperature does not show it.",
             UserWarning,
-            stacklevel=STACKLEVEL,
+            stacklevel=STACKLEVEL + 1,  # a third function of the step's
         )
 
 

@@ -41,7 +41,7 @@ LARGEST_MULTIPLE = 20.0  # logarithm of the largest that is told, and of the sma
 ROUNDS = 40
 STEEPEST = 1e6
 LEAST_DENSITY = 12.0  # nats below that at the mean, where a chain comes now and then
-LEAST_FORCE = 1e-100  # for which the noise counts, where there is none
+HARMLESS = 0.1  # variance of noise that heats a chain by a hundredth, wherever it is
 
 
 class FarNoise(NamedTuple):
@@ -74,8 +74,8 @@ def noise_along_parameters(second: Any, fit: GaussianFit, metric: Metric) -> flo
 def noise_at_edges(second: Any, fit: GaussianFit, metric: Metric, edges: Sequence[Edge]) -> float:
     """Largest noise at the edges of skewed parameters, over what is safe there.
 
-    A chain x sds out comes back if ηV/α < 2xF, F the force. As a rule η/α is 0.6; beyond the edge V
-    grows faster than F. So V < xF is safe.
+    A chain x sds out comes back if ηV/α < 2xF, F the force. As a rule η/α is 0.6; beyond the edge
+    V grows faster than F. So V < xF is safe, and so is a V that heats next to nothing.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def noise_at_edges(second: Any, fit: GaussianFit, metric: Metric, edges: Sequenc
     ends = [end.astype(second.density.dtype) for end in ends]
     variances = second_order_variances(second, ends, metric)
     along = [V @ np.square(edge.direction) for V, edge in zip(variances, edges, strict=True)]
-    back = [max(abs(edge.at) * edge.force, LEAST_FORCE) for edge in edges]
+    back = [max(abs(edge.at) * edge.force, HARMLESS) for edge in edges]
     return float(np.max(np.divide(along, back)))
 
 

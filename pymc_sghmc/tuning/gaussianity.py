@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pymc_sghmc.gradients.metric import Array, Metric
+from pymc_sghmc.tuning.chain_tuning import MAX_LEARNING_RATE
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 
 __all__ = [
@@ -37,6 +38,7 @@ MOST = 12  # parameters that are checked
 N_SIGNED = 4  # pairs of places ±, in all parameters at once, at which some are suspected
 WITHIN = 2.0  # times as far as a single one, from the mean to there
 STEP = 1e-3  # sds, of differences
+ROUNDED = 0.5  # of log p, by which rounding errors change it where it means nothing any more
 SOME = 5000  # rows or clusters, of each kind, that are looked at
 
 
@@ -77,6 +79,7 @@ class _Place(NamedTuple):
     fall: float  # of log p
     force: float  # along the direction
     curvature: float
+    is_smooth: bool = True  # whether log p changes there as the force says, and not by rounding
 
 
 class _Side(NamedTuple):
@@ -95,6 +98,9 @@ class _Surroundings:
         self.fit = fit
         at_hand = passes.data.n_at_hand
         self.rows = tuple(np.linspace(0, n - 1, min(n, SOME)).astype(int) for n in at_hand)
+        self.is_uneven = (
+            False  # whether a side that isn't skewed is steeper than the fit, or flatter
+        )
         self.top, self.slope = passes.log_density(fit.mean, self.rows)
 
     def skewed_sides(self, places: Sequence[int], looks_farther: bool) -> Iterator[_Side]:
@@ -112,6 +118,7 @@ class _Surroundings:
                 is_off = self._is_off(side, FAR, OFF)
                 if looks_farther and not is_off:
                     is_off = self._is_off(side, FARTHER * FAR, FARTHER * OFF)
+                    self.is_uneven |= self._is_off(side, FARTHER * FAR, OFF)
                 if is_off:
                     yield side
 
@@ -149,11 +156,14 @@ class _Surroundings:
         """Look at a place so many standard deviations out on a side."""
         here = self._force(side, distance)
         there = self._force(side, distance + side.sign * STEP)
+        # the step is along the direction on both sides
+        expected = STEP * (here.along + there.along) / 2
         return _Place(
             at=side.sign * distance,
             fall=-here.logp,
             force=here.along,
             curvature=(here.along - there.along) / STEP,
+            is_smooth=abs(there.logp - here.logp - expected) < ROUNDED,
         )
 
     def _force(self, side: _Side, distance: float) -> _Force:
@@ -198,6 +208,7 @@ def far_out(
     In a run of some 10⁵ inner steps a chain comes now and then to where log p has fallen by
     `EVER_REACHED`. On the steep side of a skewed posterior the curvature is many times that at the
     mean, and one step that isn't stable there may send the chain to where nothing is a number.
+    Where it is less skewed than that, steps aren't longer than usual.
 
     Parameters
     ----------
@@ -227,13 +238,18 @@ def far_out(
             last = on_the_way[-1]
             force = -side.sign * last.force
             edges.append(Edge(side.place, side.direction, last.at, force))
-    return FarOut(_largest_step(place.curvature for place in reached), edges)
+    largest_step = _largest_step(place.curvature for place in reached)
+    if surroundings.is_uneven:
+        largest_step = min(largest_step, MAX_LEARNING_RATE)
+    return FarOut(largest_step, edges)
 
 
 def _within_reach(
     surroundings: _Surroundings, side: _Side, farthest: float, looks_closely: bool
 ) -> Iterator[_Place]:
     """Yield places farther and farther out, as far as a chain comes once in a run.
+
+    Not beyond one where log p is little more than rounding errors.
 
     The curvature of each is at least the mean one on the way from the place before: that of a wall
     may be in a small part of it, such as where a class of outcomes without exceptions ends.
@@ -244,6 +260,8 @@ def _within_reach(
         place = surroundings.at(side, abs(before.at) + stride)
         on_the_way = (before.force - place.force) / (place.at - before.at)
         place = place._replace(curvature=max(place.curvature, on_the_way))
+        if place.fall < EVER_REACHED and not place.is_smooth:
+            return
         if place.fall < EVER_REACHED:
             yield place
             before = place

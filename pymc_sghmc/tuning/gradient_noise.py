@@ -163,7 +163,7 @@ def _noise_of_second(
                 "that those of first order take their place. Please report the model."
             )
             return None
-        noise = _around_centre(second, fit, metric, temperature)
+        noise = _around_centre(second, fit, metric, temperature, bool(skewed.edges))
         at_edges = noise_at_edges(second, fit, metric, skewed.edges)
     except NonFinite:
         return None
@@ -180,15 +180,15 @@ def _noise_of_second(
 
 
 def _around_centre(
-    second: Any, fit: GaussianFit, metric: Metric, temperature: float
+    second: Any, fit: GaussianFit, metric: Metric, temperature: float, is_skewed: bool
 ) -> SecondOrderNoise:
     """Give second-order control variates their centre, and a pool that serves if there is one."""
     passes = second.set_centre(fit.mean, fit.metric)
-    noise = second_order_noise(second, fit, metric, temperature)
+    noise = second_order_noise(second, fit, metric, temperature, is_skewed)
     pool = pool_report(second, noise.near, None, fit, metric)
     if pool is not None and not pool.serves:
         passes += noise.passes
         second.data.enlarge_pool()
         passes += second.set_centre(fit.mean, fit.metric)
-        noise = second_order_noise(second, fit, metric, temperature)
+        noise = second_order_noise(second, fit, metric, temperature, is_skewed)
     return noise._replace(passes=passes + noise.passes)

@@ -40,7 +40,7 @@ class SecondOrderNoise(NamedTuple):
     """Noise of second-order control variates by all rows."""
 
     near: Array  # diagonal of V in φ at 1 sd from the mean, (d,)
-    far: Array  # at 2 sds
+    far: Array  # at 2 sds, over how much more than a Gaussian's the force back is there
     limit: float  # of the learning rate, by how much the curvature changes
     passes: float  # over all rows that it took
 
@@ -89,9 +89,20 @@ def noise_over_rows(first: Any, fit: GaussianFit, metric: Metric, temperature: f
 
 
 def second_order_noise(
-    second: Any, fit: GaussianFit, metric: Metric, temperature: float
+    second: Any, fit: GaussianFit, metric: Metric, temperature: float, is_skewed: bool = False
 ) -> SecondOrderNoise:
-    """Measure the noise at 1 and at 2 sds from the mean, and how large η may become."""
+    """Measure the noise at 1 and at 2 sds from the mean, and how large η may become.
+
+    Parameters
+    ----------
+    second : SecondOrder
+    fit : GaussianFit
+    metric : Metric
+    temperature : float
+    is_skewed : bool, default False
+        Whether the posterior is much steeper on one side than the fit. A chain seldom comes to 2
+        sds there, and bears as many times the noise as the force back is larger than a Gaussian's.
+    """
     rng = np.random.default_rng(0)
     T = (temperature or 1.0) ** 0.5
     z = rng.standard_normal((N_EXACT, fit.mean.size))
@@ -103,18 +114,26 @@ def second_order_noise(
     # on a Gaussian the force falls off by z sds from the mean to there
     centre = second.anchor.position
     ends = [
-        centre + (2 * T * around.to_theta(x)).astype(second.density.dtype) for x in z[:N_GROWTH]
+        centre + (2 * T * around.to_theta(x)).astype(second.density.dtype)
+        for x in (z if is_skewed else z[:N_GROWTH])
     ]
     gradients, share = second.by_many_rows([centre, *ends])
     here, *there = [around.pull_back(gradient) for gradient in gradients]
+    changes = [(force - here) / (2 * T) for force in there]
     growth = max(
-        float(np.linalg.norm((force - here) / (2 * T) + x) / np.linalg.norm(x))
-        for force, x in zip(there, z, strict=False)
+        float(np.linalg.norm(change + x) / np.linalg.norm(x))
+        for change, x in zip(changes[:N_GROWTH], z, strict=False)
     )
+    far = variances[N_EXACT:]
+    if is_skewed:
+        steepness = [
+            max(1.0, -float(change @ x) / (x @ x)) for change, x in zip(changes, z, strict=True)
+        ]
+        far = far / np.array(steepness)[:, None]
     limit = FARTHEST_LEARNING_RATE if growth <= MOST_GROWTH else MAX_LEARNING_RATE
     return SecondOrderNoise(
         near=variances[:N_EXACT].mean(axis=0),
-        far=variances[N_EXACT:].mean(axis=0),
+        far=far.mean(axis=0),
         limit=limit,
         passes=len(points) * second.noise_share + len(gradients) * share,
     )

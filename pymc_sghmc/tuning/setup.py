@@ -35,6 +35,7 @@ from pymc_sghmc.tuning.curvature import (
 )
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.gaussianity import (
+    Edge,
     check_gaussianity,
     stable_along_scales,
     stable_for_effects,
@@ -56,7 +57,7 @@ from pymc_sghmc.tuning.sizes import (
     sizes_in_question,
 )
 
-__all__ = ["Limits", "Setup", "set_up"]
+__all__ = ["Limits", "Setup", "set_up", "set_up_around"]
 
 FAR_OUT = 1.5  # sds; of effects of n groups less; points there; and a share of them
 FAR_OF_GROUPS = 1.4  # over √n, of n together, that their distance is farther than on average
@@ -87,8 +88,13 @@ class Setup:
     passes: float  # over all data, with and without gradients
     mean_phi: Array | None  # the fit's mean in φ, where φ has unit scale in all directions
     is_gaussian: bool  # whether the posterior is far out as the fit is, where that was checked
-    skewed: tuple[int, ...]  # places of parameters whose posteriors are much steeper on one side
+    edges: tuple[Edge, ...]  # of parameters whose posteriors are much steeper on one side
     rewrite_states: tuple[Any, ...]  # of the rewrites of the model, see `Rewrite.state`
+
+    @property
+    def skewed(self) -> tuple[int, ...]:
+        """Places of the parameters that have edges."""
+        return tuple(dict.fromkeys(edge.place for edge in self.edges))
 
 
 def set_up(
@@ -124,11 +130,41 @@ def set_up(
     """
     gradient.data.resize(None)
     begin_phase("fitting a Gaussian to the posterior")
-    is_automatic = isinstance(preconditioner, str)
-    dense = (is_automatic and preconditioner == "dense") or start.size <= MAX_DENSE
+    dense = _is_dense(preconditioner, start.size)
     fit = fit_posterior(
         gradient.passes, start, dense, optimise, request.metric, is_mode=request.is_mode
     )
+    return set_up_around(
+        fit,
+        gradient,
+        expansions,
+        request,
+        preconditioner=preconditioner,
+        temperature=temperature,
+        row_choice=row_choice,
+    )
+
+
+def _is_dense(preconditioner: Any, d: int) -> bool:
+    """Whether a fit has a full covariance."""
+    return (isinstance(preconditioner, str) and preconditioner == "dense") or d <= MAX_DENSE
+
+
+def set_up_around(
+    fit: GaussianFit,
+    gradient: TunedGradient,
+    expansions: Sequence[Any],
+    request: SetupRequest,
+    *,
+    preconditioner: Any,
+    temperature: float,
+    row_choice: RowChoice,
+) -> Setup:
+    """Measure the noise of all gradients around a fit that is known. Parameters as of `set_up`."""
+    gradient.data.resize(None)
+    is_automatic = isinstance(preconditioner, str)
+    d = fit.mean.size
+    dense = _is_dense(preconditioner, d)
     begin_phase("measuring the noise of gradients")
     look = partial(
         _look_around,
@@ -149,7 +185,7 @@ def set_up(
     noise = found.noise
     # where a step takes all rows, no direction is noisy
     may_be_exact = _may_be_exact(noise, expansions[1], row_choice)
-    if is_automatic and not (may_be_exact and all_rows_cost_little(gradient.data, start.size)):
+    if is_automatic and not (may_be_exact and all_rows_cost_little(gradient.data, d)):
         metric, curvature, noise = _with_noisy_directions_shrunk(metric, curvature, noise)
     has_unit_scale = is_automatic and isinstance(metric, Dense)
     far_limit = np.inf
@@ -172,7 +208,7 @@ def set_up(
         passes=fit.passes + found.passes,
         mean_phi=metric.from_theta(fit.mean) if has_unit_scale else None,
         is_gaussian=is_gaussian,
-        skewed=tuple(dict.fromkeys(edge.place for edge in found.far_out.edges)),
+        edges=tuple(found.far_out.edges),
         rewrite_states=tuple(rewrite.state for rewrite in gradient.density.rewrites),
     )
 

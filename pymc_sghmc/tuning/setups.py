@@ -15,7 +15,7 @@ from pymc_sghmc.exceptions import NonFinite
 from pymc_sghmc.gradients.metric import Array
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.gradient_noise import TunedGradient
-from pymc_sghmc.tuning.setup import Setup, set_up
+from pymc_sghmc.tuning.setup import Setup, set_up, set_up_around
 from pymc_sghmc.tuning.setup_request import DataId, SetupRequest
 from pymc_sghmc.tuning.sizes import RowChoice
 
@@ -124,10 +124,7 @@ class Setups:
             with np.errstate(all="ignore"):
                 setup = set_up(
                     self._gradient,
-                    [
-                        expansion if order <= request.max_order else None
-                        for order, expansion in enumerate(self._expansions, 1)
-                    ],
+                    self._usable(request.max_order),
                     start,
                     resolved,
                     preconditioner=self._preconditioner,
@@ -140,6 +137,32 @@ class Setups:
             self._use(setup)
         self.request = request
         return setup
+
+    def _usable(self, max_order: int) -> list[Any]:
+        """Control variates of first and of second order, up to that of a request."""
+        return [
+            expansion if order <= max_order else None
+            for order, expansion in enumerate(self._expansions, 1)
+        ]
+
+    def measured_anew(self) -> Setup:
+        """Measure around the fit in use once more, where second-order control variates changed."""
+        old = self.made
+        with np.errstate(all="ignore"):
+            return set_up_around(
+                replace(old.fit, passes=old.passes),
+                self._gradient,
+                self._usable(old.request.max_order),
+                old.request,
+                preconditioner=self._preconditioner,
+                temperature=self._temperature,
+                row_choice=self._row_choice,
+            )
+
+    def begin_with(self, setup: Setup) -> None:
+        """Let this one take the place of all that were made for the same request."""
+        self._kept = [setup]
+        self._use(setup)
 
     def _known(self, request: SetupRequest) -> Setup | None:
         """Return a set-up that is kept for this request, if there is one."""

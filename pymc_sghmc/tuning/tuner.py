@@ -16,6 +16,7 @@ from pymc_sghmc.tuning.chain_tuning import ByHand, ChainTuning, Tuning
 from pymc_sghmc.tuning.chooser import Chooser
 from pymc_sghmc.tuning.departures import Departures
 from pymc_sghmc.tuning.gradient_noise import TunedGradient
+from pymc_sghmc.tuning.limits import see_limits
 from pymc_sghmc.tuning.modes import number_of_chain, starts_in_modes
 from pymc_sghmc.tuning.pool_report import PoolReport, pool_report
 from pymc_sghmc.tuning.settings import Settings
@@ -166,6 +167,7 @@ class Tuner:
             points = rewrite.choose(self.gradient, *points)
         self.initial, self.setups.reference_point = points
         self.setups.make_kept([self.initial])
+        see_limits(self.setups, self.gradients[2])
         self.modes = [self.initial]
         if self.settings.choose_learning_rate and self.setups.reference_point is None:
             self.modes = starts_in_modes(self.setups, self.gradient, self.initial)

@@ -26,7 +26,9 @@ from pymc_sghmc.exceptions import NotApplicable
 from pymc_sghmc.gradients import second_order as module
 from pymc_sghmc.gradients.control_variates import ControlVariates
 from pymc_sghmc.gradients.expansion import fitted
+from pymc_sghmc.gradients.limit_coordinates import rows_at_limits
 from pymc_sghmc.gradients.metric import Dense, Identity
+from pymc_sghmc.gradients.second_derivatives import derivatives_in
 from pymc_sghmc.gradients.second_order import MOST_UNKNOWNS, SecondOrder, second_order
 from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.hierarchy.rewrites import Rewriting
@@ -238,6 +240,64 @@ def test_effects_have_an_exact_mean_and_known_noise_in_any_coordinates(write):
         covariance = law_that_is_known(gradient, there, metric, mean=1e-9, noise=1e-5)
     assert np.abs(covariance).max() < 1e-18
     assert gradient.distance(centre) == 0.0
+
+
+def alpha_of_each_group():
+    alpha = pm.HalfCauchy("alpha", 10, shape=4)
+    mu = pm.math.exp(X[:, 0] * pm.Normal("m"))
+    pm.NegativeBinomial("y", mu=mu, alpha=alpha[GROUP], observed=COUNTS)
+
+
+def share_of_zeros():
+    psi, alpha = pm.Beta("psi", 2, 1), pm.HalfCauchy("alpha", 10)
+    mu = pm.math.exp(X @ pm.Normal("b", shape=3))
+    pm.ZeroInflatedNegativeBinomial("y", psi=psi, mu=mu, alpha=alpha, observed=COUNTS)
+
+
+def added_variance():
+    tau = pm.HalfNormal("tau")
+    pm.Normal("y", X @ pm.Normal("b", shape=3), pm.math.sqrt(1 + tau**2), observed=REAL)
+
+
+AT_LIMITS = [
+    (alpha_of_each_group, {"alpha_log__": 1.0}),
+    (share_of_zeros, {"alpha_log__": 1.0, "psi_logodds__": 1.0}),
+    (added_variance, {"tau_log__": -1.0}),
+]
+
+
+@pytest.mark.parametrize(
+    ("write", "sides"), AT_LIMITS, ids=lambda case: getattr(case, "__name__", "")
+)
+def test_rows_at_limits_have_an_exact_mean_and_known_noise(write, sides):
+    with pm.Model() as model:
+        write()
+    gradient = second_order(gradient_of(model, 4))
+    density = gradient.density
+    in_chain = gradient.derivatives
+    gradient.see_rows_by(derivatives_in(density, rows_at_limits(density.graph, sides)))
+    d = density.d
+    own = np.random.default_rng(1)
+    centre = 0.1 * own.standard_normal(d)
+    for name, sign in sides.items():
+        centre[density.unknowns.places[name]] += 2 * sign
+    metric = Dense(np.tril(0.1 * own.standard_normal((d, d))) + 0.2 * np.eye(d))
+    gradient.set_centre(centre, metric)
+    assert gradient.is_right(centre, metric)
+    for there in (centre + 0.5 * own.standard_normal(d), centre):
+        covariance = law_that_is_known(gradient, there, metric, mean=1e-9, noise=1e-5)
+    assert np.abs(covariance).max() < 1e-18
+    # the limit is a place like others, where the noise is what it is nearby
+    far, farther = centre.copy(), centre.copy()
+    for name, sign in sides.items():
+        far[density.unknowns.places[name]] += 10 * sign
+        farther[density.unknowns.places[name]] += 20 * sign
+    noise = [np.trace(law(gradient, there)[1][1:, 1:]) for there in (far, farther)]
+    assert noise[1] == pytest.approx(noise[0], rel=1e-2)
+    gradient.see_rows_by(in_chain)  # the test can fail
+    gradient.set_centre(centre, metric)
+    noise = [np.trace(law(gradient, there)[1][1:, 1:]) for there in (far, farther)]
+    assert noise[1] > 3 * noise[0]
 
 
 def test_a_scale_alone_makes_no_noise():

@@ -335,7 +335,7 @@ def test_sizes_of_minibatches_are_in_rows_and_never_too_noisy(n_rows, each, far_
         passes=0.0,
         mean_phi=None,
         is_gaussian=True,
-        skewed=(),
+        edges=(),
         rewrite_states=(),
     )
     found = options(setup, None, False, data)
