@@ -63,6 +63,18 @@ def test_groups_are_effects_and_the_density_is_the_models(formula, noncentered):
     assert log_density(density, x, N) == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_likelihood_without_second_derivatives_gets_control_variates_of_first_order():
+    """Its thresholds are split from one vector, and PyTensor's gradient of that raises TypeError."""
+    grade = pd.Categorical(DATA["count"].clip(0, 3), ordered=True)
+    made = bambi.Model("grade ~ 0 + x", DATA.assign(grade=grade), family="sratio")
+    made.build()
+    with made.backend.model:
+        step = SGHMC(batch_size=10, compile_kwargs=FAST)
+    _, first, second = step.tuner.gradients
+    assert first is not None
+    assert second is None
+
+
 @pytest.mark.parametrize("link", ["logit", "probit", "cloglog"])
 def test_the_rounding_of_probabilities_is_no_jump(link):
     """Bambi replaces probabilities of exactly 0 and 1, which no draw reaches."""

@@ -182,6 +182,18 @@ def test_kinks_bounds_and_steep_slopes_are_no_jumps(build):
         assert not warned_of()
 
 
+@pytest.mark.parametrize(("threshold", "is_reached"), [(2.0, False), (0.55, True)])
+def test_jumps_count_where_chains_come(threshold, is_reached):
+    """Some densities have another formula far from the data, as that of PyMC's ExGaussian has."""
+    rows = np.random.default_rng(2).normal(0.5, 1, 2000)
+    with pm.Model(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        a = pm.Normal("jumping", 0, 2)
+        pm.Normal("y", pm.math.switch(a > threshold, a + 1, a), 1, observed=rows)
+        SGHMC(compile_kwargs=FAST)
+    assert any("jumps" in str(warning.message) for warning in caught) == is_reached
+
+
 def test_jumps_are_found_in_single_precision():
     with pytensor.config.change_flags(floatX="float32"):
         x, y = X.astype("float32"), Y.astype("float32")
