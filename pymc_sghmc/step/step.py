@@ -36,7 +36,7 @@ from pymc_sghmc.interrupts import DelayedInterrupt
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.phases import COMPILING
-from pymc_sghmc.pymc_hooks import add_end_of_run_check
+from pymc_sghmc.pymc_hooks import add_end_of_run_check, one_blas_thread
 from pymc_sghmc.rows.files import DataFileError, whole_files
 from pymc_sghmc.runs.shared_arrays import ByHandle
 from pymc_sghmc.step.all_rows import GivenRows
@@ -201,9 +201,14 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         return tuning
 
     def _prepare(self):
-        """Set up, and warn of jumps in any case: they may be why there is no fit."""
+        """Set up, and warn of jumps in any case: they may be why there is no fit.
+
+        Matrices are small, or sparse: on several cores BLAS spends more time on waiting for its
+        threads than it saves, above all where these aren't idle.
+        """
         try:
-            return self._set_up() if self.tuner.needs_setup else None
+            with one_blas_thread()():
+                return self._set_up() if self.tuner.needs_setup else None
         finally:
             warn_of_jumps(type(self).__name__, self.tuner, self.unknowns)
 
