@@ -144,6 +144,11 @@ class Density(Protocol):
         return []
 
     @property
+    def transformed_in_rows(self) -> list[int]:
+        """Those of them that rows see beside effects of groups, where that is known."""
+        return []
+
+    @property
     def vectors(self) -> list[slice]:
         """Places of parameters with several entries."""
         return []
@@ -225,6 +230,7 @@ class LogDensity(Density):
         inputs += [*graph.arrays, *graph.given]
         self.function = self.compiled(inputs, [graph.logp, graph.gradient])
         self._n_inputs = len(inputs)
+        self._in_rows = self._names_in_rows()
         self.condition_on(rows.point)
         for rewrite in self.rewrites:
             rewrite.compile(self)
@@ -235,9 +241,27 @@ class LogDensity(Density):
         return self.unknowns.transformed
 
     @property
+    def linear_rows(self) -> Any:
+        """Rows in coordinates of a rewrite, see `Rewrite.linear_rows`, while there are graphs."""
+        known = (rewrite.linear_rows for rewrite in self.rewrites)
+        return next((rows for rows in known if rows is not None), None)
+
+    @property
     def vectors(self) -> list[slice]:
         """Places of parameters with several entries."""
         return [place for place in self.unknowns.places.values() if place.stop - place.start > 1]
+
+    @property
+    def transformed_in_rows(self) -> list[int]:
+        """Those of them that rows see beside effects of groups, where that is known."""
+        return [i for i in self.transformed if self.unknowns.unknown_of(i) in self._in_rows]
+
+    def _names_in_rows(self) -> list[str]:
+        rows = self.linear_rows
+        if rows is None:
+            return []
+        needed = set(ancestors(rows.terms))
+        return [variable.name for variable in rows.variables if variable in needed]
 
     def _written(self, rows: RowModel) -> Graph:
         """Write the weighted log-density and its gradient as graphs of one vector."""

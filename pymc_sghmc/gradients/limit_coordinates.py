@@ -15,7 +15,7 @@ import pytensor.tensor as pt
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sghmc.gradients.density import Graph
+from pymc_sghmc.gradients.density import LogDensity
 from pymc_sghmc.gradients.row_coordinates import LinearRows
 
 __all__ = ["rows_at_limits"]
@@ -23,36 +23,43 @@ __all__ = ["rows_at_limits"]
 BETWEEN_BOUNDS = "_logodds__", "_interval__"  # ends of the names of what PyMC has transformed
 
 
-def rows_at_limits(graph: Graph, flat_sides: Mapping[str, float]) -> LinearRows:
+def rows_at_limits(density: LogDensity, flat_sides: Mapping[str, float]) -> LinearRows:
     """Write rows as graphs of other coordinates of some parameters.
 
     θ = exp(∓φ), which is zero at the limit: 1/α where φ is log α and α goes to infinity. Where a
-    parameter has two bounds, the distance to that one, θ = 1/(1 + exp(±φ)).
+    parameter has two bounds, the distance to that one, θ = 1/(1 + exp(±φ)). All others stay as rows
+    see them, such as effects where a rewrite knows coordinates in which rows are linear.
 
     Parameters
     ----------
-    graph : Graph
+    density : LogDensity
+        With its graph.
     flat_sides : dict of {str: float}
         Names of value variables, and the sign of the side on which each goes to its limit.
     """
-    model = graph.model
+    rows = density.linear_rows
+    if rows is None:
+        model = density.graph.model
+        own = pt.concatenate([variable.ravel() for variable in model.variables])
+        rows = LinearRows(terms=model.terms, variables=model.variables, seen=own)
     coordinates: list[TensorVariable] = []
-    seen = []
     in_coordinates = {}
-    for variable in model.variables:
+    seen = rows.seen
+    for variable in rows.variables:
         name = variable.name
         if name not in flat_sides:
             coordinates.append(variable)
-            seen.append(variable.ravel())
             continue
         theta = variable.type(name)
         coordinates.append(theta)
         away = -1.0 if flat_sides[name] > 0 else 1.0  # from the limit
+        place = density.unknowns.places[name]
+        phi = away * rows.seen[place]
         if name.endswith(BETWEEN_BOUNDS):
-            seen.append(pt.sigmoid(away * variable).ravel())
+            seen = pt.set_subtensor(seen[place], pt.sigmoid(phi))
             in_coordinates[variable] = away * (pt.log(theta) - pt.log1p(-theta))
         else:
-            seen.append(pt.exp(away * variable).ravel())
+            seen = pt.set_subtensor(seen[place], pt.exp(phi))
             in_coordinates[variable] = away * pt.log(theta)
-    terms = clone_replace(model.terms, in_coordinates, rebuild_strict=False)
-    return LinearRows(terms=terms, variables=coordinates, seen=pt.concatenate(seen))
+    terms = clone_replace(list(rows.terms), in_coordinates, rebuild_strict=False)
+    return LinearRows(terms=terms, variables=coordinates, seen=seen)

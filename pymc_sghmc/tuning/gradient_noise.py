@@ -101,9 +101,11 @@ def measure_noise(
     first, second = expansions
     density = gradient.density
     skewed = FarOut(np.inf, [])
-    if isinstance(fit.metric, Dense) and not density.group_coefficients:
-        finds_more = not density.has_long_tails
-        skewed = far_out(gradient.passes, fit, density.transformed, finds_more)
+    if isinstance(fit.metric, Dense):
+        has_groups = bool(density.group_coefficients)  # whose scales are looked at elsewhere
+        places = density.transformed_in_rows if has_groups else density.transformed
+        finds_more = not (density.has_long_tails or has_groups)
+        skewed = far_out(gradient.passes, fit, places, finds_more)
     passes = 0.0
     near_by = None
     far = np.inf

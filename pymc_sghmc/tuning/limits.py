@@ -37,14 +37,14 @@ def see_limits(setups: Setups, second: Any) -> None:
     setups : Setups
         With the one that a run begins with.
     second : SecondOrder, another gradient or None
-        Any other stays as it is, and a SecondOrder in coordinates that a rewrite knows.
+        Any other stays as it is.
     """
     setup = setups.made
     far_noise = setup.noise.second_order_far
     is_flat = any(abs(edge.at) > FLAT * REACH for edge in setup.edges)
     if not is_flat and (not setup.edges or far_noise <= LITTLE_NOISE):
         return
-    if not isinstance(second, SecondOrder) or second.knows_distance:
+    if not isinstance(second, SecondOrder):
         return
     density = second.density
     own = [edge for edge in setup.edges if edge.place in density.transformed]
@@ -52,7 +52,7 @@ def see_limits(setups: Setups, second: Any) -> None:
     of_places = flat_sides(own or setup.edges)
     sides = {density.unknowns.unknown_of(place): sign for place, sign in of_places.items()}
     begin_phase(f"{COMPILING} control variates")
-    derivatives = derivatives_in(density, rows_at_limits(density.graph, sides))
+    derivatives = derivatives_in(density, rows_at_limits(density, sides))
     if derivatives is None:
         return
     as_before = second.derivatives

@@ -275,7 +275,7 @@ def test_rows_at_limits_have_an_exact_mean_and_known_noise(write, sides):
     gradient = second_order(gradient_of(model, 4))
     density = gradient.density
     in_chain = gradient.derivatives
-    gradient.see_rows_by(derivatives_in(density, rows_at_limits(density.graph, sides)))
+    gradient.see_rows_by(derivatives_in(density, rows_at_limits(density, sides)))
     d = density.d
     own = np.random.default_rng(1)
     centre = 0.1 * own.standard_normal(d)
@@ -298,6 +298,33 @@ def test_rows_at_limits_have_an_exact_mean_and_known_noise(write, sides):
     gradient.set_centre(centre, metric)
     noise = [np.trace(law(gradient, there)[1][1:, 1:]) for there in (far, farther)]
     assert noise[1] > 3 * noise[0]
+
+
+def counts_in_groups():
+    z, tau = pm.Normal("z", shape=4), pm.HalfNormal("tau")
+    mu = pm.math.exp(pm.Normal("m") + (tau * z)[GROUP])
+    pm.NegativeBinomial("y", mu=mu, alpha=pm.HalfCauchy("alpha", 10), observed=COUNTS)
+
+
+def test_rows_at_limits_see_effects_as_they_did():
+    gradient, centring = in_their_own_coordinates(counts_in_groups)
+    density = gradient.density
+    names = [density.unknowns.name_of(place) for place in density.transformed_in_rows]
+    assert names == ["alpha_log__"]  # rows see effects, and not their scale
+    alpha = density.unknowns.places["alpha_log__"]
+    gradient.see_rows_by(derivatives_in(density, rows_at_limits(density, {"alpha_log__": 1.0})))
+    own = np.random.default_rng(1)
+    centre = 0.1 * own.standard_normal(density.d)
+    centre[alpha] = 3.0
+    metric = Dense(np.tril(0.1 * own.standard_normal(2 * [density.d])) + 0.2 * np.eye(density.d))
+    gradient.set_centre(centre, metric)
+    assert gradient.is_right(centre, metric)
+    seen = centring.effects(centre)
+    seen[alpha] = np.exp(-3.0)
+    np.testing.assert_allclose(gradient.anchor.centre, seen)
+    for there in (centre + 0.5 * own.standard_normal(density.d), centre):
+        covariance = law_that_is_known(gradient, there, metric, mean=1e-9, noise=1e-5)
+    assert np.abs(covariance).max() < 1e-18
 
 
 def test_a_scale_alone_makes_no_noise():
