@@ -52,6 +52,7 @@ from pymc_sghmc.step.setup_display import shown
 from pymc_sghmc.step.signature import show_shared_arguments
 from pymc_sghmc.step.warn import (
     draw_warning,
+    jumps_around,
     more_rows_warning,
     refuse_odd_values,
     refuse_single_rows,
@@ -161,6 +162,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             centre = unconstrained_point(model, centre, effects)
             centre = gradient.density.from_model(self.unknowns.ravel(centre))
         gradient(initial, gradient.order.probe(np.random.default_rng(0)))  # to compile it
+        places = {name: self.unknowns.places[name] for name in gradient.density.conditional}
+        jumping = jumps_around(gradient, places, initial)
         settings = Settings(
             Rule(self.update, self.state_type),
             schedule=schedule,
@@ -188,7 +191,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         for check in CHECKS_OF_RUNS:
             add_end_of_run_check(check)
         self.begin_chain(get_random_generator(given["rng"]))
-        tuning = self._prepare()
+        tuning = self._prepare(jumping)
         pool = self.tuner.pool_report(tuning)
         if given["pool"] == "auto" and pool is not None and not pool.serves:
             log_windows(name, pool)
@@ -200,7 +203,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
         self._compile_inner_steps(point)
         return tuning
 
-    def _prepare(self):
+    def _prepare(self, jumping):
         """Set up, and warn of jumps in any case: they may be why there is no fit.
 
         Matrices are small, or sparse: on several cores BLAS spends more time on waiting for its
@@ -210,7 +213,7 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             with one_blas_thread()():
                 return self._set_up() if self.tuner.needs_setup else None
         finally:
-            warn_of_jumps(type(self).__name__, self.tuner, self.unknowns)
+            warn_of_jumps(type(self).__name__, self.tuner, jumping)
 
     def _set_up(self):
         """Set up for chains from the initial point; return their settings, if there are any."""

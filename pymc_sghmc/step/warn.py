@@ -6,7 +6,7 @@ Knows gradients, models and settings; changes nothing.
 import logging
 import warnings
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc_sghmc.hierarchy.marginal import Marginal, marginal_of
 from pymc_sghmc.models.graphs import minibatch_outputs
 from pymc_sghmc.models.jumps import jumping_unknowns
-from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.step.explain import likely_causes, shown_row
 from pymc_sghmc.step.log import WRONG
 from pymc_sghmc.tuning.chain_tuning import ByHand
@@ -26,6 +25,7 @@ from pymc_sghmc.tuning.sizes import RowChoice
 
 __all__ = [
     "draw_warning",
+    "jumps_around",
     "more_rows_warning",
     "refuse_odd_values",
     "refuse_single_rows",
@@ -66,30 +66,49 @@ def warn_of_other_steps(sampler: str, model: Model, density: Any, data: Any) -> 
         )
 
 
-def warn_of_jumps(sampler: str, tuner: Any, unknowns: Unknowns) -> None:
-    """Warn if the log-density jumps with a parameter, which no gradient sees.
+def jumps_around(
+    gradient: Any, places: Mapping[str, slice], position: np.ndarray, reach: Any = None
+) -> dict[str, slice]:
+    """Return those of some parameters with which the log-density of a few rows jumps.
 
-    Around where chains begin, and where they come if there is a fit that says so: some densities
-    are those of another formula beyond some value of a parameter, as PyMC's exponentially modified
-    Gaussian is, and jump there by a little.
+    Parameters
+    ----------
+    gradient : MinibatchGradient
+    places : dict of {str: slice}
+        Of the parameters in question.
+    position : array of shape (d,)
+        Around which is looked.
+    reach : array of shape (d,), optional
+        See `jumping_unknowns`.
     """
-    gradient = tuner.gradient
-    if not gradient.density.conditional:
-        return
+    if not places:
+        return {}
     minibatch = gradient.order.probe(np.random.default_rng(0))
     some = tuple(idx[:: 1 + len(idx) // MANY_ROWS] for idx in minibatch.rows)
     minibatch = minibatch._replace(rows=some)
-    places = {name: unknowns.places[name] for name in gradient.density.conditional}
+    names = jumping_unknowns(lambda theta: gradient(theta, minibatch)[0], position, places, reach)
+    return {name: places[name] for name in names}
 
-    def logp(theta: np.ndarray) -> Any:
-        return gradient(theta, minibatch)[0]
 
-    jumping = jumping_unknowns(logp, tuner.initial, places)
+def warn_of_jumps(sampler: str, tuner: Any, jumping: Mapping[str, slice]) -> None:
+    """Warn if the log-density jumps with a parameter, which no gradient sees.
+
+    Around where chains come, if there is a fit that says so: some densities are those of another
+    formula beyond some value of a parameter, as PyMC's exponentially modified Gaussian is, and jump
+    there by a little.
+
+    Parameters
+    ----------
+    sampler : str
+    tuner : Tuner
+    jumping : dict of {str: slice}
+        Parameters with which it jumps around the point where chains begin.
+    """
     fit = None if tuner.setup is None else tuner.setup.fit
-    if jumping and fit is not None and fit.is_mode:
-        places = {name: places[name] for name in jumping}
+    if fit is not None and fit.is_mode:
+        mean = fit.mean.astype(tuner.initial.dtype)
         reach = REACH * fit.metric.diagonal().scales
-        jumping = jumping_unknowns(logp, fit.mean.astype(tuner.initial.dtype), places, reach)
+        jumping = jumps_around(tuner.gradient, jumping, mean, reach)
     if jumping:
         warnings.warn(
             f"{sampler}: the log-density jumps where a condition, an index or a rounded "
