@@ -98,9 +98,8 @@ class _Surroundings:
         self.fit = fit
         at_hand = passes.data.n_at_hand
         self.rows = tuple(np.linspace(0, n - 1, min(n, SOME)).astype(int) for n in at_hand)
-        self.is_uneven = (
-            False  # whether a side that isn't skewed is steeper than the fit, or flatter
-        )
+        # whether a side that isn't skewed is so much as steeper than the fit, or flatter
+        self.is_uneven = False
         self.top, self.slope = passes.log_density(fit.mean, self.rows)
 
     def skewed_sides(self, places: Sequence[int], looks_farther: bool) -> Iterator[_Side]:
