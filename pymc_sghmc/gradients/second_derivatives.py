@@ -167,9 +167,9 @@ def second_derivatives(density: LogDensity) -> SecondDerivatives | None:
     """
     if not density.graph.model.groups:
         return None
-    rewrites = [rewrite.linear_rows for rewrite in density.rewrites]
-    found = (derivatives_in(density, linear) for linear in [*filter(None, rewrites), None])
-    return next(filter(None, found), None)
+    linear = density.linear_rows
+    found = None if linear is None else derivatives_in(density, linear)
+    return derivatives_in(density, None) if found is None else found
 
 
 def derivatives_in(density: LogDensity, linear: LinearRows | None) -> SecondDerivatives | None:

@@ -187,8 +187,9 @@ def row_slopes(
             by_numbers.append(_by_numbers(by_row, cuts, zetas[-1].dtype))
         except (NotImplementedError, MethodNotDefined, NullTypeGradError):
             return None
-        except TypeError as error:  # some gradients, such as that of a split, stumble over one
-            if NullType.__name__ not in str(error):  # that isn't defined
+        except TypeError as error:
+            # PyTensor's gradient of a split joins derivatives of which one isn't defined
+            if NullType.__name__ not in str(error):
                 raise
             return None
     if set(variables) & set(ancestors([out for found in by_numbers for out in found[1:]])):

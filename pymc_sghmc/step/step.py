@@ -162,7 +162,9 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             centre = unconstrained_point(model, centre, effects)
             centre = gradient.density.from_model(self.unknowns.ravel(centre))
         gradient(initial, gradient.order.probe(np.random.default_rng(0)))  # to compile it
-        places = {name: self.unknowns.places[name] for name in gradient.density.conditional}
+        places = {
+            unknown: self.unknowns.places[unknown] for unknown in gradient.density.conditional
+        }
         jumping = jumps_around(gradient, places, initial)
         settings = Settings(
             Rule(self.update, self.state_type),

@@ -259,9 +259,9 @@ def _within_reach(
         place = surroundings.at(side, abs(before.at) + stride)
         on_the_way = (before.force - place.force) / (place.at - before.at)
         place = place._replace(curvature=max(place.curvature, on_the_way))
-        if place.fall < EVER_REACHED and not place.is_smooth:
-            return
         if place.fall < EVER_REACHED:
+            if not place.is_smooth:
+                return
             yield place
             before = place
             if abs(place.at) >= FARTHEST:
