@@ -14,13 +14,14 @@ from pymc_sghmc.gradients.metric import Array, Metric
 from pymc_sghmc.tuning.curvature import CountedPasses
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 
-__all__ = ["evidence_bound", "excess_forces", "roughness", "scaled_by_draws"]
+__all__ = ["evidence_bound", "excess_forces", "is_rough", "scaled_by_draws"]
 
 ROUNDS_BY_DRAWS = 12
 FLATTEST = 0.1  # mean curvature by which a column is made longer in one of them, at most, ...
 STEEPEST = 256.0  # ... and shorter, ...
 PART = 0.25  # ... by this power; one half would be all of the way
 N_COMPARED = 10  # pairs of draws by which Gaussians are compared
+ROUGH = 0.8  # r.m.s. of the force that a Gaussian doesn't have, in sds, above which it is none
 
 
 def evidence_bound(counted: CountedPasses, fit: GaussianFit) -> float:
@@ -81,18 +82,32 @@ def excess_forces(metric: Metric, gradients: Sequence[Array], z: Array) -> Array
     return np.add([metric.pull_back(gradient) for gradient in gradients], z)
 
 
-def roughness(
+def is_rough(
     counted: CountedPasses, m: Array, metric: Metric, z: Array, of_mean: bool = True
-) -> float:
-    """How much the force at the draws differs from a Gaussian's, −z, in the worst direction.
+) -> bool:
+    """Whether forces at the draws z are far from a Gaussian's, −z, in some direction.
 
-    With the force that all of them have in common, or without. Infinite where there is none.
+    With the force that all of them have in common, or without.
+
+    Few draws may all be near zero along some direction, where a force that is missing is small.
+    What is large beside how far they spread is looked at again, one sd away along that direction
+    alone: it may as well come from what the draws are in others.
     """
-    gradients = [counted(m + metric.to_theta(x), counted.subset)[1] for x in z]
-    rest = excess_forces(metric, gradients, z)
-    if not of_mean:
-        rest = rest - rest.mean(axis=0)
-    # few draws may all be near zero along some direction, where a force that is missing is small
-    spread = np.minimum(1.0, np.sqrt(np.mean(np.square(z), axis=0)))
-    rough = (np.sqrt(np.mean(np.square(rest), axis=0)) / spread).max()
-    return float(rough) if np.isfinite(rough) else math.inf
+    rest = excess_forces(metric, _gradients(counted, m, metric, z), z)
+    common = 0.0 if of_mean else rest.mean(axis=0)
+    rough = np.sqrt(np.square(rest - common).mean(axis=0))
+    if not (np.isfinite(rough).all() and rough.max() < ROUGH):
+        return True
+    spread = np.sqrt(np.square(z).mean(axis=0))
+    for i in np.flatnonzero(rough >= ROUGH * spread):
+        one_sd = np.zeros((2, m.size))
+        one_sd[:, i] = [1.0, -1.0]
+        rest = excess_forces(metric, _gradients(counted, m, metric, one_sd), one_sd)
+        rest = rest - common
+        if not np.sqrt(np.square(rest[:, i]).mean()) < ROUGH:
+            return True
+    return False
+
+
+def _gradients(counted: CountedPasses, m: Array, metric: Metric, z: Array) -> list[Array]:
+    return [counted(m + metric.to_theta(x), counted.subset)[1] for x in z]

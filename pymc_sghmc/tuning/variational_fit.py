@@ -24,7 +24,7 @@ from pymc_sghmc.tuning.curvature import (
     diagonal_by_signs,
     hutchinson_diagonal,
 )
-from pymc_sghmc.tuning.gaussian_draws import evidence_bound, roughness
+from pymc_sghmc.tuning.gaussian_draws import evidence_bound, is_rough
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 
 __all__ = [
@@ -57,7 +57,6 @@ WIDEST = 12.0  # logarithm of a scale over its first guess: nothing is known of 
 NARROWER = np.array([0.3, 0.03, 0.003, 3e-4])  # first scales, of what curvature promises
 NO_NUMBER = 1e100  # for it, where nothing is known yet
 WALL = 5.0  # times the fall that its slope promised: what energy counts for where it is infinite
-ROUGH = 0.8  # r.m.s. of the force that a Gaussian doesn't have, in sds, above which it is none
 
 
 class StandardDraws(NamedTuple):
@@ -144,7 +143,7 @@ def fit_around(counted: CountedPasses, mean: Array, metric: Dense) -> GaussianFi
     factor = metric.factor
     for _ in range(FEW_ROUNDS):
         factor, _ = _rescaled(counted, draws, mean, factor)
-    is_near = roughness(counted, mean, Dense(factor), draws.z, of_mean=False) < ROUGH
+    is_near = not is_rough(counted, mean, Dense(factor), draws.z, of_mean=False)
     return GaussianFit(mean=mean, metric=Dense(factor), is_mode=is_near, passes=counted.passes)
 
 
@@ -162,8 +161,7 @@ def _by_newton(counted: CountedPasses, draws: StandardDraws, independent: MeanFi
         m, moved = nearer(counted, None, m, Dense(factor), draws.z)
         if not NEAR <= moved < math.inf:
             break
-    rough = roughness(counted, m, Dense(factor), draws.z)
-    is_near = bool(moved < NEAR and rough < ROUGH)
+    is_near = bool(moved < NEAR) and not is_rough(counted, m, Dense(factor), draws.z)
     fit = GaussianFit(mean=m, metric=Dense(factor), is_mode=is_near, passes=counted.passes)
     if is_near or counted.subset is not None:  # by a subset its own mean would seem better
         return fit

@@ -14,11 +14,19 @@ from scipy.special import logsumexp
 from targets import gradient_of
 
 from pymc_sghmc import SGHMC
+from pymc_sghmc.gradients.metric import Dense
 from pymc_sghmc.tuning import posterior_fit
 from pymc_sghmc.tuning import variational_fit as module
 from pymc_sghmc.tuning.curvature import SUBSET_ROWS, CountedPasses
+from pymc_sghmc.tuning.gaussian_draws import ROUGH, is_rough
 from pymc_sghmc.tuning.posterior_fit import fit_posterior
-from pymc_sghmc.tuning.variational_fit import FLAT, NEAR, Walled, variational_fit
+from pymc_sghmc.tuning.variational_fit import (
+    FLAT,
+    NEAR,
+    Walled,
+    standard_draws,
+    variational_fit,
+)
 
 GROUPS, ROWS, SIGMA = 40, 5, 1.0  # of the hierarchical model
 rng = np.random.default_rng(4)
@@ -119,6 +127,28 @@ def test_skewed_density_has_the_mean_curvature_and_no_mean_gradient():
 def test_what_is_no_gaussian_is_not_taken_for_one(energy):
     found = variational_fit(counted_of(potential(energy, 10)), np.full(10, 0.1))
     assert found is None or not found.is_mode
+
+
+@pytest.mark.parametrize(
+    ("of_the_rest", "is_none"),
+    [(lambda x, others: 0.0 * x, True), (lambda x, others: 0.5 * x**2 + 0.3 * x * others, False)],
+    ids=["flat", "pushed by others"],
+)
+def test_a_direction_in_which_no_draw_goes_far_is_walked_along(of_the_rest, is_none):
+    """Whether a small force there is none, or a large one comes from what others do."""
+    d = 60
+    z = standard_draws(counted_of(potential(lambda x: 0.5 * (x**2).sum(), d)), d).z
+    spread = np.sqrt(np.square(z).mean(axis=0))
+    i = int(spread.argmin())
+    assert spread[i] < ROUGH / 2  # a force that isn't there passes for little roughness
+    j, k = np.argsort(np.abs(spread - 1))[:2]
+
+    def energy(x):
+        return 0.5 * (x**2).sum() - 0.5 * x[i] ** 2 + of_the_rest(x[i], x[j] * x[k])
+
+    counted = counted_of(potential(energy, d))
+    unit = Dense(np.eye(d))
+    assert is_rough(counted, np.zeros(d), unit, z) == is_none
 
 
 def test_nothing_finite_is_nothing_to_go_by():
