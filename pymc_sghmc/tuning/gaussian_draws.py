@@ -20,7 +20,8 @@ ROUNDS_BY_DRAWS = 12
 FLATTEST = 0.1  # mean curvature by which a column is made longer in one of them, at most, ...
 STEEPEST = 256.0  # ... and shorter, ...
 PART = 0.25  # ... by this power; one half would be all of the way
-N_COMPARED = 10  # pairs of draws by which Gaussians are compared
+N_COMPARED = 10  # pairs of draws by which Gaussians are compared, ...
+NUMBERS_COMPARED = 100  # ... and more where they have fewer numbers than these in all
 ROUGH = 0.8  # r.m.s. of the force that a Gaussian doesn't have, in sds, above which it is none
 
 
@@ -40,7 +41,8 @@ class _Around(NamedTuple):
 
 
 def _around(counted: CountedPasses, mean: Array, factor: Array) -> _Around:
-    half = np.random.default_rng(1).standard_normal((N_COMPARED, mean.size))
+    n_pairs = max(N_COMPARED, NUMBERS_COMPARED // mean.size)
+    half = np.random.default_rng(1).standard_normal((n_pairs, mean.size))
     z = np.concatenate([half, -half])
     there = [counted(mean + factor @ x, counted.subset) for x in z]
     entropy = np.log(np.abs(np.diag(factor))).sum()
