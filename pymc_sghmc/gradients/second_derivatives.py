@@ -71,7 +71,11 @@ class SecondDerivatives:
         graph = density.graph
         by_row = graph.at_position(slopes.zetas, slopes.variables)
         self.zetas = at_positions(density, by_row, [graph.position], graph.rows)
-        self._second = self._of_numbers(density, [of_group.C for of_group in slopes.by_numbers])
+        self._second = self._of_numbers(
+            density,
+            [of_group.of_weighted for of_group in slopes.by_numbers],
+            [of_group.weights for of_group in slopes.by_numbers],
+        )
         self._first: RowFunction | None = None
         if not coordinates.are_own:
             self.compile_first(density)
@@ -99,8 +103,13 @@ class SecondDerivatives:
 
     def second(self, zeta: Array, group: int, inputs: Sequence[Any]) -> Array:
         """Return C = ∂²ℓ/∂ζ² of rows of a group at their ζ (n, m), (n, m, m)."""
-        upper = self._second(*self._inputs(zeta, group, inputs, 1))[group]
-        return self.quadratics[group].symmetric(upper.astype(float, copy=False))
+        n, m = zeta.shape
+        weights = list(self._no_zetas)
+        weights[group] = np.repeat(np.eye(m, dtype=weights[group].dtype), n, axis=0)
+        of_groups = self._inputs(np.tile(zeta, (m, 1)), group, inputs, m)
+        columns = self._second(*weights, *of_groups)[group].reshape(m, n, m)
+        upper = [columns[i, :, j] for i, j in zip(*self.quadratics[group].upper, strict=True)]
+        return self.quadratics[group].symmetric(np.stack(upper, axis=1).astype(float, copy=False))
 
     def _inputs(self, zeta: Array, group: int, inputs: Sequence[Any], n_points: int) -> list[Any]:
         """Return what functions of numbers take for rows of a group, each so often."""
@@ -120,11 +129,16 @@ class SecondDerivatives:
             ]
             self._first = self._of_numbers(density, outputs)
 
-    def _of_numbers(self, density: LogDensity, outputs: list[pt.TensorVariable]) -> RowFunction:
-        """Compile functions of the numbers ζ of rows."""
+    def _of_numbers(
+        self,
+        density: LogDensity,
+        outputs: list[pt.TensorVariable],
+        weights: Sequence[pt.TensorVariable] = (),
+    ) -> RowFunction:
+        """Compile functions of the numbers ζ of rows, and maybe of weights of them."""
         graph = density.graph
         zetas = [of_group.zeta for of_group in self.slopes.by_numbers]
-        inputs = [*zetas, *graph.rows, *graph.arrays, *graph.given]
+        inputs = [*weights, *zetas, *graph.rows, *graph.arrays, *graph.given]
         return density.compiled(inputs, graph.at_position(outputs, self.slopes.variables))
 
     def jacobian(self, density: LogDensity, group: int, inputs: tuple[Any, ...]) -> Jacobian | None:
@@ -210,8 +224,8 @@ def is_straight(second: SecondDerivatives, density: LogDensity, data: Rows) -> b
 
 def _takes_minutes(slopes: RowSlopes) -> bool:
     """Whether second derivatives have too many operations to be compiled."""
-    C = [of_group.C for of_group in slopes.by_numbers]
-    return sum(variable.owner is not None for variable in ancestors(C)) > MOST_OPERATIONS
+    found = [of_group.of_weighted for of_group in slopes.by_numbers]
+    return sum(variable.owner is not None for variable in ancestors(found)) > MOST_OPERATIONS
 
 
 def _gradient_without_rows(

@@ -90,7 +90,8 @@ class ByNumbers(NamedTuple):
     zeta: TensorVariable  # an input, (n, m)
     log_likelihood: TensorVariable  # (n,)
     c: TensorVariable  # (n, m): ∂ℓ/∂ζ
-    C: TensorVariable  # (n, m(m+1)/2): ∂²ℓ/∂ζ², the upper triangle
+    weights: TensorVariable  # w, an input, (n, m)
+    of_weighted: TensorVariable  # (n, m): Cw with C = ∂²ℓ/∂ζ², the derivative of w·c
 
 
 class RowSlopes(NamedTuple):
@@ -192,7 +193,8 @@ def row_slopes(
             if NullType.__name__ not in str(error):
                 raise
             return None
-    if set(variables) & set(ancestors([out for found in by_numbers for out in found[1:]])):
+    outputs = [out for found in by_numbers for out in (found.log_likelihood, found.of_weighted)]
+    if set(variables) & set(ancestors(outputs)):
         return None  # a condition on an unknown, which has no derivative and is no number in ζ
     return RowSlopes(list(variables), groups, unchecked, zetas, by_numbers)
 
@@ -207,27 +209,18 @@ def _by_numbers(by_row: ByZeta, cuts: Sequence[Cut], dtype: str) -> ByNumbers:
         numbers = zeta[:, start : start + cut.size].reshape((n, *cut.shape))
         given[own] = numbers.astype(own.dtype)
         start += cut.size
-    c = [
-        pt.broadcast_to(gradient.reshape((-1, cut.size)), (n, cut.size))
-        for gradient, cut in zip(by_row.gradients, cuts, strict=True)
-    ]
-    C = pt.stack(_second_derivatives(by_row, cuts), axis=1)
-    outputs = [by_row.log_likelihood, pt.concatenate(c, axis=1), C]
-    return ByNumbers(zeta, *clone_replace(outputs, given, rebuild_strict=False))
 
+    def joined(gradients: Sequence[TensorVariable]) -> TensorVariable:
+        by_cut = zip(gradients, cuts, strict=True)
+        flat = [pt.broadcast_to(g.reshape((-1, cut.size)), (n, cut.size)) for g, cut in by_cut]
+        return pt.concatenate(flat, axis=1)
 
-def _second_derivatives(by_row: ByZeta, cuts: Sequence[Cut]) -> list[TensorVariable]:
-    """Upper triangle of ∂²ℓ/∂ζ² of each row, row by row of the matrix."""
-    n = by_row.log_likelihood.shape[0]
-
-    def numbers(gradients: Sequence[TensorVariable]) -> list[TensorVariable]:
-        return [
-            g.reshape((n, cut.size))[:, j]
-            for g, cut in zip(gradients, cuts, strict=True)
-            for j in range(cut.size)
-        ]
-
-    first = numbers(by_row.gradients)
-    upper = [out for i, c in enumerate(first) for out in numbers(by_row.gradients_of(c))[i:]]
-    none = by_row.log_likelihood.zeros_like()
-    return [second + none for second in upper]
+    # One graph for all columns of C. That of its entries would be so many times as large, and a
+    # graph takes far longer to compile than to be evaluated once for each column.
+    weights = pt.matrix("weights", dtype=dtype)
+    c = joined(by_row.gradients)
+    of_weighted = joined(by_row.gradients_of((weights * c).sum(axis=1)))
+    log_likelihood, c, of_weighted = clone_replace(
+        [by_row.log_likelihood, c, of_weighted], given, rebuild_strict=False
+    )
+    return ByNumbers(zeta, log_likelihood, c, weights, of_weighted)

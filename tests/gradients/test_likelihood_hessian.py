@@ -7,6 +7,7 @@ import pytest
 from modes import PYTHON
 from targets import gradient_of
 
+from pymc_sghmc.compat import ancestors
 from pymc_sghmc.gradients.second_derivatives import second_derivatives
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.step.gradients import compile_second_derivatives
@@ -261,6 +262,21 @@ def test_second_derivatives_that_would_take_minutes_to_compile_are_left_out(n_ti
         pm.Normal("y", level, 1, observed=x[:, 2])
     gradient = gradient_of(model, 20, compile_kwargs=PYTHON)
     assert (second_derivatives(gradient.density) is not None) == is_compiled
+
+
+def test_second_derivatives_of_many_numbers_are_a_graph_of_as_many_operations():
+    """Which takes PyTensor a minute where each of them has its own."""
+
+    def n_operations(n_classes):
+        rng, x, _ = data()
+        with pm.Model() as model:
+            b = pm.Normal("b", 0, 1, shape=(3, n_classes))
+            outcome = rng.integers(n_classes, size=N)
+            pm.Categorical("y", logit_p=pm.math.dot(x, b), observed=outcome)
+        [found] = second_derivatives(gradient_of(model, N).density).slopes.by_numbers
+        return sum(variable.owner is not None for variable in ancestors([found.of_weighted]))
+
+    assert n_operations(10) == n_operations(3)
 
 
 def test_rows_that_see_no_linear_predictor_have_differences():
