@@ -165,7 +165,7 @@ def _jumps(density: Callable[..., float], precision: float) -> bool:
     """
     grid, width = np.linspace(-1, 1, N_CELLS + 1, retstep=True)
     values = np.array([density(t) for t in grid])
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         changes = np.diff(values)
         padded = np.pad(changes, 1, mode="edge")
         slopes = (padded[:-2] + padded[2:]) / 2 / width  # of the neighbouring cells

@@ -14,6 +14,7 @@ from modes import FAST
 from pymc_sghmc import SGHMC
 from pymc_sghmc.compat import inference_data
 from pymc_sghmc.diagnostics import check_bias
+from pymc_sghmc.models.jumps import jumping_unknowns
 
 rng = np.random.default_rng(7)
 N = 300
@@ -180,6 +181,16 @@ def test_kinks_bounds_and_steep_slopes_are_no_jumps(build):
     with pm.Model():
         build()
         assert not warned_of()
+
+
+def test_densities_that_nearly_overflow_are_looked_at_in_silence():
+    """As those of counts by the exponential of a year are, which NumPy warned of."""
+
+    def logp(x):
+        return -1.5e308 * abs(x[0]) ** 3 if abs(x[0]) < 1 else -np.inf
+
+    reach = np.ones(1)
+    assert jumping_unknowns(logp, np.zeros(1), {"year": slice(0, 1)}, reach) == []
 
 
 @pytest.mark.parametrize(("threshold", "is_reached"), [(2.0, False), (0.55, True)])
