@@ -200,7 +200,7 @@ def row_slopes(
 
 
 def _by_numbers(by_row: ByZeta, cuts: Sequence[Cut], dtype: str) -> ByNumbers:
-    """ℓ, c and C of each row as functions of its numbers ζ, of this type."""
+    """ℓ, c and Cw of each row as functions of its numbers ζ and weights w, of this type."""
     zeta = pt.matrix("zeta", dtype=dtype)
     n = zeta.shape[0]
     given = {}

@@ -95,7 +95,7 @@ def is_rough(
     What is large beside how far they spread is looked at again, one sd away along that direction
     alone: it may as well come from what the draws are in others.
     """
-    rest = excess_forces(metric, _gradients(counted, m, metric, z), z)
+    rest = _rest_at(counted, m, metric, z)
     common = 0.0 if of_mean else rest.mean(axis=0)
     rough = np.sqrt(np.square(rest - common).mean(axis=0))
     if not (np.isfinite(rough).all() and rough.max() < ROUGH):
@@ -104,12 +104,12 @@ def is_rough(
     for i in np.flatnonzero(rough >= ROUGH * spread):
         one_sd = np.zeros((2, m.size))
         one_sd[:, i] = [1.0, -1.0]
-        rest = excess_forces(metric, _gradients(counted, m, metric, one_sd), one_sd)
-        rest = rest - common
+        rest = _rest_at(counted, m, metric, one_sd) - common
         if not np.sqrt(np.square(rest[:, i]).mean()) < ROUGH:
             return True
     return False
 
 
-def _gradients(counted: CountedPasses, m: Array, metric: Metric, z: Array) -> list[Array]:
-    return [counted(m + metric.to_theta(x), counted.subset)[1] for x in z]
+def _rest_at(counted: CountedPasses, m: Array, metric: Metric, z: Array) -> Array:
+    gradients = [counted(m + metric.to_theta(x), counted.subset)[1] for x in z]
+    return excess_forces(metric, gradients, z)
