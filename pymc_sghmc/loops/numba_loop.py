@@ -5,6 +5,7 @@ of logistic regression. Therefore the loop asks the processor for each row a few
 file needs Numba, and is imported only if that is PyTensor's backend.
 """
 
+import ast
 import math
 
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key, numba_njit
+from pytensor.link.utils import compile_function_src
 
 from pymc_sghmc.loops.backends import CompiledStep
 from pymc_sghmc.protocols import Array
@@ -31,7 +33,7 @@ __all__ = ["numba_loop"]
 THIS_FILE = f"{__name__}\n{Path(__file__).read_text()}"
 AHEAD = 8  # rows
 LINE = 64  # bytes that a processor fetches at a time
-MOST_INLINED = 30  # inputs: above, Python makes a tuple of them, which Numba can't take apart
+MOST_IN_A_TUPLE = 20  # from 31 elements on Python makes a list first, which Numba can't inline
 
 # Virial and log-density are tested one by one. The sum of both would not do: LLVM may reorder sums
 # in this code, and then the test of x − x for NaN is lost.
@@ -108,10 +110,10 @@ def gather_any(array: Array, rows: Array, dtype: Any) -> Array:
 def numba_loop(step: CompiledStep) -> Callable[..., tuple[Any, ...]]:
     """Compile the loop around a step.
 
-    A step with few inputs becomes a part of the loop: compiled as a function of its own it would be
-    optimised once alone and once more within the loop, which takes a sixth of the time. PyTensor
-    stores the machine code of operations on disk. The loop is stored beside it, under a key made
-    from the step's.
+    The step becomes a part of the loop: compiled as a function of its own it would be optimised
+    once alone and once more within the loop, which takes a sixth of the time. PyTensor stores the
+    machine code of operations on disk. The loop is stored beside it, under a key made from the
+    step's.
     """
     graph = step.function.maker.fgraph
     function, step_key = numba_funcify_and_cache_key(graph)
@@ -128,11 +130,10 @@ def numba_loop(step: CompiledStep) -> Callable[..., tuple[Any, ...]]:
     ]
     n_fixed = len(graph.inputs) - len(inputs)
     inputs += [f"fixed[{i}]" for i in range(n_fixed)]
-    is_inlined = len(inputs) <= MOST_INLINED
-    source = SOURCE.format(n=step.n_state, inputs=", ".join(inputs))
+    source = SOURCE.format(n=step.n_state, inputs=_as_tuple(inputs))
     names = {
         "__name__": __name__,
-        "step": numba_njit(function.py_func, inline="always" if is_inlined else "never"),
+        "step": numba_njit(_with_one_argument(function.py_func), inline="always"),
         "isfinite": math.isfinite,
         "gather_1": gather_1,
         "gather_2": gather_2,
@@ -145,6 +146,27 @@ def numba_loop(step: CompiledStep) -> Callable[..., tuple[Any, ...]]:
         cache_key = sha256(text.encode()).hexdigest()
     loop = compile_numba_function_src(source, "inner_loop", names, cache_key=cache_key)
     return _ending_at_errors(numba_njit(loop, final_function=True, cache=step_key is not None))
+
+
+def _as_tuple(items: list[str]) -> str:
+    """Source text of a tuple of ``items``: the sum of tuples of a few."""
+    starts = range(0, len(items), MOST_IN_A_TUPLE)
+    return " + ".join(f"({', '.join(items[i : i + MOST_IN_A_TUPLE])},)" for i in starts)
+
+
+def _with_one_argument(function: Callable[..., Any]) -> Callable[[tuple[Any, ...]], Any]:
+    """Return a function that PyTensor wrote, with a tuple of its arguments for the only one.
+
+    A call with more than thirty arguments is one that Numba can't inline.
+    """
+    module = ast.parse(function.__source__)  # type: ignore[attr-defined]
+    definition = module.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    names = ", ".join(argument.arg for argument in definition.args.args)
+    definition.args.args = [ast.arg("arguments")]
+    definition.body = [*ast.parse(f"{names}, = arguments").body, *definition.body]
+    source = ast.unparse(ast.fix_missing_locations(module))
+    return compile_function_src(source, definition.name, dict(function.__globals__))
 
 
 def _ending_at_errors(compiled: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
