@@ -192,22 +192,34 @@ def _small_pool(sampler: str, pool: Any) -> str:
 
 
 def _warn_of_modes(sampler: str, tuner: Any) -> None:
-    """Warn of several modes: chains show that there are some, and not how probable each is."""
-    n = len(tuner.modes)
+    """Warn of several modes: each chain stays in one, whatever part of the posterior it holds."""
+    modes = tuner.modes
+    n = len(modes.shares)
     if n == 1:
         return
-    starts = (
-        "All chains start near the given initial values, so that R-hat can't show the others."
-        if tuner.start_is_given
-        else "Chains start in each of them in turn, so that R-hat can show it. To look at one "
-        "alone pass its values as initvals to pm.sample."
-    )
+    shares = ", ".join(f"{share:.2g}" for share in sorted(modes.shares, reverse=True))
+    name = tuner.gradient.density.unknowns.own_name_of(modes.apart)
     _log.warning(
-        f"{sampler} found {n} modes of the posterior{' or more' * (n == MOST_MODES)}, and the "
-        "draws can't tell how probable each of them is. If they are copies of each other by "
-        "symmetry, constrain the model, such as by ordered means of components or a positive "
-        f"coefficient. {starts}"
+        f"{sampler} found {n} modes of the posterior{' or more' * (n == MOST_MODES)}, farthest "
+        f"apart in {name}, with probabilities of about {shares} by a Gaussian fit to each. A chain "
+        f"stays in the mode in which it starts. {_where_chains_start(tuner)} If the modes are "
+        "copies of each other by symmetry, constrain the model, such as by ordered means of "
+        "components or a positive coefficient."
     )
+
+
+def _where_chains_start(tuner: Any) -> str:
+    """Say in which modes chains start, and what R-hat can show then."""
+    if tuner.start_is_given:
+        return "All chains start near the given initial values: R-hat can't show the others."
+    n_started = len(tuner.modes.starts)
+    if n_started == len(tuner.modes.shares):
+        return (
+            "Chains start in each of them in turn, so that R-hat can show it. To look at one "
+            "alone pass its values as initvals to pm.sample."
+        )
+    modes = "mode" if n_started == 1 else f"{n_started} modes in turn"
+    return f"Chains start in the most probable {modes}: the draws have nothing of the rest."
 
 
 def _warn_of_groups(sampler: str, marginal: Marginal, tuner: Any, tuning: Any) -> None:

@@ -3,11 +3,12 @@
 Chains that all start from one mode agree with each other whatever lies elsewhere, so that R-hat
 can't show that a posterior has several. A few climbs on a subset of the rows, from points that are
 spread as the prior is, find them where that is cheap. Two that are separate count if neither holds
-next to nothing of the posterior. Knows passes over the data and set-ups, no samplers and no
-settings.
+next to nothing of the posterior, and chains start in those that hold a good part of it. Knows
+passes over the data and set-ups, no samplers and no settings.
 """
 
 import logging
+import math
 import time
 
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from pymc_sghmc.tuning.setups import Setups
 from pymc_sghmc.tuning.subset_density import SubsetDensity
 from pymc_sghmc.tuning.variational_fit import lower
 
-__all__ = ["MOST_MODES", "Search", "number_of_chain", "search", "starts_in_modes"]
+__all__ = ["MOST_MODES", "FoundModes", "Search", "number_of_chain", "search", "starts_in_modes"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
@@ -42,7 +43,9 @@ SHARE_OF_SETUP = 0.2  # of its passes, after which no climb begins; ...
 FEWEST_STARTS = 4  # ... of a few rows a set-up's passes cost nothing
 MOST_HALVINGS = 8  # of the way to a start where the density is infinite
 WIDEST = 5.0  # prior standard deviations are taken for that at most
-COMPARABLE = 10.0  # difference of the logarithms of the probabilities that two modes hold
+COMPARABLE = 10.0  # difference of the logarithms of the probabilities that two modes hold, ...
+NEGLIGIBLE = math.log(1000)  # ... by all rows: it isn't told of then, ...
+MINOR = math.log(20)  # ... or no chain starts there, which would be far more than its share
 SIGMAS = 4.0  # of what a subset says of all rows
 
 
@@ -56,11 +59,21 @@ class Search:
     passes: float
 
 
-def starts_in_modes(setups: Setups, gradient: TunedGradient, start: Array) -> list[Array]:
-    """Look for modes beside that of the set-up in use; return a start in each.
+@dataclass(frozen=True)
+class FoundModes:
+    """The modes of a posterior that are worth a word."""
 
-    Each has a set-up then, as control variates and coordinates serve around one mode alone. A mode
-    that is much less probable than another is left out, also if it is that of the set-up in use.
+    starts: list[Array]  # a position in each that chains start in
+    shares: list[float]  # of the probability, by the Gaussian that fits in each; those first
+    apart: int = 0  # the parameter in which they are farthest apart, by these Gaussians
+
+
+def starts_in_modes(setups: Setups, gradient: TunedGradient, start: Array) -> FoundModes:
+    """Look for modes beside that of the set-up in use.
+
+    Each has a set-up then, as control variates and coordinates serve around one mode alone. In one
+    that holds a small part of the posterior no chain starts, also if it is that of the set-up in
+    use.
 
     Parameters
     ----------
@@ -74,7 +87,7 @@ def starts_in_modes(setups: Setups, gradient: TunedGradient, start: Array) -> li
     reason = _reason_not_to_search(gradient.passes, first.fit)
     if reason is not None:
         _log.debug(f"Other modes were not searched for: {reason}.")
-        return [start]
+        return FoundModes([start], [1.0])
     begin_phase("searching for other modes")
     began = time.perf_counter()
     found = search(gradient.passes, first.fit, start, first.passes)
@@ -85,14 +98,16 @@ def starts_in_modes(setups: Setups, gradient: TunedGradient, start: Array) -> li
     )
     count_passes(found.passes)
     others = [mode.position.astype(gradient.density.dtype) for mode in found.modes[1:]]
-    return _confirmed(setups, gradient.passes, [start, *others]) if others else [start]
+    if not others:
+        return FoundModes([start], [1.0])
+    return _confirmed(setups, gradient.passes, [start, *others])
 
 
-def _confirmed(setups: Setups, passes: Passes, starts: list[Array]) -> list[Array]:
-    """Return those of the starts whose set-ups lie in modes apart, by many rows or all."""
+def _confirmed(setups: Setups, passes: Passes, starts: list[Array]) -> FoundModes:
+    """Return the modes that lie apart by their set-ups, by many rows or all."""
     density = SubsetDensity(passes, MOST_ROWS)
     modes: list[Mode] = []
-    kept: list[tuple[Array, float]] = []
+    found: list[tuple[Array, Mode]] = []  # the mode by all rows
     for start in starts:
         try:
             fit = setups.make_another(start).fit
@@ -102,10 +117,23 @@ def _confirmed(setups: Setups, passes: Passes, starts: list[Array]) -> list[Arra
         mode = Mode(fit.mean, density(fit.mean)[0], metric)
         if fit.is_mode and all(are_separate(density, other, mode) for other in modes):
             modes.append(mode)
-            of_all = Mode(fit.mean, passes.log_density(fit.mean)[0], metric)
-            kept.append((start, of_all.log_mass))
-    best = max(log_mass for _, log_mass in kept)
-    return [start for start, log_mass in kept if log_mass > best - COMPARABLE]
+            found.append((start, Mode(fit.mean, passes.log_density(fit.mean)[0], metric)))
+    best = max((mode for _, mode in found), key=lambda mode: mode.log_mass)
+    told = [pair for pair in found if best.log_mass - pair[1].log_mass < NEGLIGIBLE]
+    # chains' own first, each group in the order in which they were found
+    told.sort(key=lambda pair: best.log_mass - pair[1].log_mass >= MINOR)
+    below = np.array([best.log_mass - mode.log_mass for _, mode in told])
+    return FoundModes(
+        starts=[start for start, mode in told if best.log_mass - mode.log_mass < MINOR],
+        shares=list(np.exp(-below) / np.exp(-below).sum()),
+        apart=_farthest_apart(best, [mode for _, mode in told]),
+    )
+
+
+def _farthest_apart(mode: Mode, others: list[Mode]) -> int:
+    """Return the parameter in which a mode is farthest from any other, in standard deviations."""
+    sds = np.linalg.norm(mode.metric.factor, axis=1)
+    return int(np.max([abs(m.position - mode.position) / sds for m in others], axis=0).argmax())
 
 
 def number_of_chain(rng: np.random.Generator) -> int:

@@ -17,7 +17,7 @@ from pymc_sghmc.tuning.chooser import Chooser
 from pymc_sghmc.tuning.departures import Departures
 from pymc_sghmc.tuning.gradient_noise import TunedGradient
 from pymc_sghmc.tuning.limits import see_limits
-from pymc_sghmc.tuning.modes import number_of_chain, starts_in_modes
+from pymc_sghmc.tuning.modes import FoundModes, number_of_chain, starts_in_modes
 from pymc_sghmc.tuning.pool_report import PoolReport, pool_report
 from pymc_sghmc.tuning.settings import Settings
 from pymc_sghmc.tuning.setup import Setup
@@ -79,7 +79,7 @@ class Tuner:
         self.settings = settings
         self.initial = points.initial
         self.start_is_given = points.is_initial_given
-        self.modes = [self.initial]  # a start in each, for chains in turn
+        self.modes = FoundModes([self.initial], [1.0])
         has_choice = gradient.order.independent and not gradient.is_exact
         if row_choice is RowChoice.AT_LEAST:  # a single number
             has_choice = has_choice and len(set(gradient.data.noisy_batch_sizes)) == 1
@@ -168,10 +168,10 @@ class Tuner:
         self.initial, self.setups.reference_point = points
         self.setups.make_kept([self.initial])
         see_limits(self.setups, self.gradients[2])
-        self.modes = [self.initial]
+        self.modes = FoundModes([self.initial], [1.0])
         if self.settings.choose_learning_rate and self.setups.reference_point is None:
             self.modes = starts_in_modes(self.setups, self.gradient, self.initial)
-            self.setups.make_kept([self.initial] if self.start_is_given else self.modes)
+            self.setups.make_kept([self.initial] if self.start_is_given else self.modes.starts)
         return self.chooser.first()
 
     def _start(self, position: Array, rng: np.random.Generator) -> Array:
@@ -180,9 +180,9 @@ class Tuner:
         same = float(np.finfo(self.gradient.density.dtype).eps ** SAME_START)
         if not np.allclose(position, self.initial, rtol=same, atol=same):
             return position
-        if self.start_is_given or np.array_equal(self.modes, [self.initial]):
+        if self.start_is_given or np.array_equal(self.modes.starts, [self.initial]):
             return self.initial  # for which there is a set-up
-        return self.modes[number_of_chain(rng) % len(self.modes)]
+        return self.modes.starts[number_of_chain(rng) % len(self.modes.starts)]
 
     def begin_draw(self, tuning: Tuning | None, position: Array, rng: np.random.Generator) -> Start:
         """Set up at a chain's first draw, or for a restored chain; return where the draw begins."""

@@ -54,13 +54,13 @@ def of_case(case, n_seeds):
     with case.model() as model:
         n_rows = len(model["y"].get_value())
         step = SGHMC(batch_size=min(100, n_rows // 2), compile_kwargs=FAST, **case.arguments)
-    counts, setups = [len(step.tuner.modes)], [step.tuner.setup.passes]
+    counts, setups = [len(step.tuner.modes.shares)], [step.tuner.setup.passes]
     for seed in range(1, n_seeds):
         with model:
             pm.set_data(case.data(np.random.default_rng(seed)))
         step.begin_chain(np.random.default_rng(0))
         step.tuner.prepare()
-        counts.append(len(step.tuner.modes))
+        counts.append(len(step.tuner.modes.shares))
         setups.append(step.tuner.setup.passes)
     return counts, setups
 
@@ -69,7 +69,7 @@ def of_hard(hard):
     """Build a step for a model with given data."""
     with hard.model:
         step = SGHMC(batch_size=min(100, hard.n_rows // 2), compile_kwargs=FAST)
-    return [len(step.tuner.modes)], [step.tuner.setup.passes]
+    return [len(step.tuner.modes.shares)], [step.tuner.setup.passes]
 
 
 def row_of(name, n_seeds):

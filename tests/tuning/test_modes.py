@@ -13,7 +13,7 @@ from modes import FAST, QUIET
 from pymc_sghmc import SGHMC
 from pymc_sghmc.gradients.metric import Dense, Diagonal
 from pymc_sghmc.tuning import tuner as tuners
-from pymc_sghmc.tuning.modes import number_of_chain
+from pymc_sghmc.tuning.modes import FoundModes, number_of_chain
 from pymc_sghmc.tuning.separate_modes import Mode, are_separate, mode_of
 
 SEED = 3
@@ -78,6 +78,7 @@ def test_modes_are_logged_with_what_to_do(two_modes):
     _, _, log = two_modes
     [text] = [text for text in log if "2 modes" in text]
     assert "symmetry" in text
+    assert "in a, with probabilities of about 0.5, 0.5" in text
     assert "constrain" in text
 
 
@@ -138,12 +139,14 @@ def test_draws_are_the_same_where_there_is_one_mode(monkeypatch):
             step = step_of(model)
         with model:
             values = pm.sample(step=step, chains=2, cores=1, **RUN).posterior["b"].values
-        return values, step.tuner.modes, [text for text in log if "modes" in text]
+        return values, step.tuner.modes.starts, [text for text in log if "modes" in text]
 
     searched, modes, log = draws()
     assert len(modes) == 1
     assert not log
-    monkeypatch.setattr(tuners, "starts_in_modes", lambda setups, gradient, start: [start])
+    monkeypatch.setattr(
+        tuners, "starts_in_modes", lambda setups, gradient, start: FoundModes([start], [1.0])
+    )
     np.testing.assert_array_equal(searched, draws()[0])
 
 
@@ -190,18 +193,39 @@ def test_a_start_of_pymcs_decides_the_mode(two_modes):
             assert position * start > 0
 
 
-@pytest.mark.parametrize(("sd", "n_modes"), [(0.6, 2), (0.25, 1)])
-def test_modes_of_next_to_no_probability_do_not_count(sd, n_modes):
-    """A prior about 1 makes the mode at −1 less probable by a factor of exp(2/sd²): e^5.6 or e^32."""
-    step = step_of(squares(prior=(1.0, sd)), initial_point={"a": 0.0})
-    assert len(step.tuner.modes) == n_modes
+@pytest.mark.parametrize(
+    ("sd", "n_started", "n_told"), [(1.0, 2, 2), (0.7, 1, 2), (0.5, 1, 1), (0.25, 1, 1)]
+)
+def test_chains_start_in_modes_that_hold_a_good_part(sd, n_started, n_told):
+    """A prior about 1 makes the mode at −1 less probable by exp(2/sd²): e², e^4.1, e^8 or e^32."""
+    with logged_warnings() as log:
+        step = step_of(squares(prior=(1.0, sd)), initial_point={"a": 0.0})
+    modes = step.tuner.modes
+    assert len(modes.starts) == n_started
+    share = 1 / (1 + np.exp(2 / sd**2))
+    expected = [1 - share, share] if n_told == 2 else [1.0]
+    # the likelihood alone is about as steep on either side: e^0.2 is a part of its own
+    np.testing.assert_allclose(sorted(modes.shares, reverse=True), expected, atol=0.3 * share)
+    assert len([text for text in log if "2 modes" in text]) == n_told - 1
+
+
+def test_no_chain_starts_in_a_mode_that_holds_little():
+    """Four chains would give it a quarter of the draws or none, where it holds an e^-4.1th part."""
+    model = squares(prior=(0.1, 0.22))
+    with logged_warnings() as log:
+        step = step_of(model)
+    [text] = [text for text in log if "2 modes" in text]
+    assert "start in the most probable mode:" in text
+    with model:
+        idata = pm.sample(step=step, chains=4, cores=1, **RUN)
+    assert (idata.posterior["a"].values > 0).all()
 
 
 def test_chains_start_in_the_probable_mode_where_the_first_is_not():
     """The set-up climbs from −0.3 to the mode that holds e^-32 of the posterior."""
     model = squares(prior=(1.0, 0.25))
     step = step_of(model, initial_point={"a": -0.05})
-    assert [mode > 0 for mode in step.tuner.modes] == [True]
+    assert [mode > 0 for mode in step.tuner.modes.starts] == [True]
 
 
 # ------------------------------------------------------------------ on densities by formula
