@@ -114,17 +114,18 @@ class _Surroundings:
             direction /= max(np.linalg.norm(direction), 1e-300)
             for sign in (-1.0, 1.0):
                 side = _Side(place, direction, sign)
-                is_off = self._is_off(side, FAR, OFF)
+                is_off = not abs(self._excess(side, FAR)) <= OFF
                 if looks_farther and not is_off:
-                    is_off = self._is_off(side, FARTHER * FAR, FARTHER * OFF)
-                    self.is_uneven |= self._is_off(side, FARTHER * FAR, OFF)
+                    excess = abs(self._excess(side, FARTHER * FAR))
+                    is_off = not excess <= FARTHER * OFF
+                    self.is_uneven |= not excess <= OFF
                 if is_off:
                     yield side
 
-    def _is_off(self, side: _Side, distance: float, most: float) -> bool:
-        """Whether the force there isn't that of a Gaussian, or is no number."""
+    def _excess(self, side: _Side, distance: float) -> float:
+        """How much stronger the force is there than a Gaussian's, as a share; maybe NaN."""
         force = self._force(side, distance).along
-        return not abs(force / (-side.sign * distance) - 1) <= most
+        return force / (-side.sign * distance) - 1
 
     def suspects(self) -> list[int]:
         """Return places of parameters that seem skewed, the most skewed first, then of flat ones.
@@ -217,8 +218,8 @@ def far_out(
         Parameters whose posteriors may be skewed.
     finds_more : bool, default False
         Whether others are looked for, such as the coefficient of a class without a single event,
-        and all of them farther out. Not where a scale and its effects make a funnel: far enough in
-        its neck no step is stable.
+        and all of them farther out than `FARTHEST`. Not where a scale and its effects make a
+        funnel: far enough in its neck no step is stable.
     """
     if not places and not finds_more:
         return FarOut(np.inf, [])
@@ -230,7 +231,7 @@ def far_out(
     farthest = FARTHEST_OF_FLAT if finds_more else FARTHEST
     reached: list[_Place] = []
     edges = []
-    for side in surroundings.skewed_sides(places, looks_farther=finds_more):
+    for side in surroundings.skewed_sides(places, looks_farther=True):
         on_the_way = list(_within_reach(surroundings, side, farthest, finds_more))
         reached += on_the_way
         if on_the_way:
@@ -238,7 +239,7 @@ def far_out(
             force = -side.sign * last.force
             edges.append(Edge(side.place, side.direction, last.at, force))
     largest_step = _largest_step(place.curvature for place in reached)
-    if surroundings.is_uneven:
+    if finds_more and surroundings.is_uneven:
         largest_step = min(largest_step, MAX_LEARNING_RATE)
     return FarOut(largest_step, edges)
 

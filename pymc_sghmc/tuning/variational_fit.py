@@ -144,7 +144,12 @@ def fit_around(counted: CountedPasses, mean: Array, metric: Dense) -> GaussianFi
     for _ in range(FEW_ROUNDS):
         factor, _ = _rescaled(counted, draws, mean, factor)
     is_near = not is_rough(counted, mean, Dense(factor), draws.z, of_mean=False)
-    return GaussianFit(mean=mean, metric=Dense(factor), is_mode=is_near, passes=counted.passes)
+    fit = GaussianFit(mean=mean, metric=Dense(factor), is_mode=is_near, passes=counted.passes)
+    if is_near:
+        return fit
+    # what is flat at the mean is made wider until draws reach a wall, and then narrow
+    found = max(replace(fit, metric=metric), fit, key=partial(evidence_bound, counted))
+    return replace(found, passes=counted.passes)
 
 
 def _by_newton(counted: CountedPasses, draws: StandardDraws, independent: MeanField) -> GaussianFit:

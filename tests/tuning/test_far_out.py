@@ -47,10 +47,12 @@ class LogOfGamma:
         )
 
 
-@pytest.mark.parametrize("k", [1.0, 2.0, 4.0])
-def test_steps_are_stable_wherever_a_skewed_posterior_is_reached(k):
+@pytest.mark.parametrize("finds_more", [True, False])
+@pytest.mark.parametrize("k", [1.0, 2.0, 4.0, 9.0])
+def test_steps_are_stable_wherever_a_skewed_posterior_is_reached(k, finds_more):
+    """That of k = 9 has at 2 sds no more than 1.42 times the force of a Gaussian, at 4 sds 2.1."""
     posterior = LogOfGamma(k)
-    found = far_out(posterior, posterior.fit(), [], finds_more=True)
+    found = far_out(posterior, posterior.fit(), [] if finds_more else [0], finds_more)
     right = max(found.edges, key=lambda edge: edge.at)
     sd = k**-0.5
     x = right.at * sd
@@ -58,7 +60,9 @@ def test_steps_are_stable_wherever_a_skewed_posterior_is_reached(k):
     assert fall < EVER_REACHED
     assert k * (np.exp(x + 0.5 * sd) - 1 - x - 0.5 * sd) >= EVER_REACHED  # one stride farther
     np.testing.assert_allclose(right.force, k * (np.exp(x) - 1) * sd, rtol=1e-10)
-    stable = min(STEADY / np.exp(x), MAX_LEARNING_RATE)
+    stable = STEADY / np.exp(x)
+    if finds_more:
+        stable = min(stable, MAX_LEARNING_RATE)
     np.testing.assert_allclose(found.largest_step, stable, rtol=5e-3)
 
 

@@ -24,6 +24,7 @@ from pymc_sghmc.tuning.variational_fit import (
     FLAT,
     NEAR,
     Walled,
+    fit_around,
     standard_draws,
     variational_fit,
 )
@@ -216,6 +217,27 @@ def test_untouched_sampler_is_right_on_centred_groups():
 
 def error(x):
     return float(np.squeeze(az.mcse(x)))
+
+
+@pytest.mark.parametrize("at", [-10.7, -6.0, -4.0])
+@pytest.mark.parametrize("sd", [0.5, 1.0, 2.0])
+def test_a_fit_where_log_p_hardly_bends_keeps_its_width(at, sd):
+    """At the mean of draws that went far into the tail of the logarithm of a scale, say.
+
+    Wider and wider Gaussians reach the steep side at last. One as wide as that is curved was up to
+    two million times too narrow, and the chain that took its steps by it didn't move any more.
+    """
+    with pm.Model() as model:
+        a = pm.Flat("a", shape=2)
+        pm.Potential("half_normal", (a - pm.math.exp(2 * a) / 2).sum())
+    counted = CountedPasses(gradient_of(model, None).passes)
+    fit = fit_around(counted, np.full(2, at), Dense(sd * np.eye(2)))
+    assert not fit.is_mode
+    assert np.diag(fit.metric.factor).min() >= sd / 2
+    at_mean = fit_around(counted, np.zeros(2), Dense(sd * np.eye(2)))
+    assert at_mean.is_mode
+    # by eight draws; log p is curved by 2 there, and by 2e^(2a) around it
+    np.testing.assert_allclose(np.diag(at_mean.metric.factor), 0.6, atol=0.1)
 
 
 def test_a_search_goes_on_beside_a_wall():
