@@ -15,6 +15,7 @@ from pymc.model import Model, modelcontext
 from pymc.util import get_value_vars_from_user_vars
 
 from pymc_sghmc.exceptions import ChainError
+from pymc_sghmc.phases import COMPILING, begin_phase
 from pymc_sghmc.schedules import Phase
 
 __all__ = [
@@ -149,7 +150,9 @@ def _variables(vars: Any, model: Model, sampler: str) -> list[Any]:
 
 def starting_point(model: Model, initial_point: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
     """Return the model's initial point with the values of an ``initial_point`` in it."""
+    begin_phase(f"{COMPILING} the initial point")
     point = model.initial_point()
+    begin_phase("reading the model")
     for name, value in (initial_point or {}).items():
         if name not in point:
             raise ValueError(

@@ -5,6 +5,7 @@ neither if messages of level INFO aren't shown.
 """
 
 import logging
+import threading
 import time
 
 from collections import Counter
@@ -20,7 +21,9 @@ __all__ = ["SetupDisplay", "shown"]
 
 _log = logging.getLogger("pymc.sghmc")  # below PyMC's own, which shows it
 
-QUIET = 2.0  # seconds without a line in the log, at first; they double
+QUIET = 2.0  # seconds without a line in the log, at first; they double ...
+MOST_QUIET = 16.0  # ... up to these
+LOOK = 0.5  # seconds between two looks whether a line is due
 
 
 class SetupDisplay:
@@ -46,6 +49,7 @@ class SetupDisplay:
         self._quiet = QUIET
         self._phase = ""
         self._bar: Progress | None = None
+        self._lock = threading.Lock()
 
     @property
     def total(self) -> float:
@@ -77,14 +81,24 @@ class SetupDisplay:
             self._bar = _bar(console)
             self._task = self._bar.add_task("", sampler=self.sampler, passes="")
             self._bar.start()
+        is_over = threading.Event()
+        clock = threading.Thread(target=self._show_until, args=(is_over,), daemon=True)
+        if may_show and self._bar is None:
+            clock.start()
         try:
             with told_to(self):
                 yield
         finally:
+            is_over.set()
             self._end_phase()
             if self._bar is not None:
                 self._bar.stop()
                 self._bar = None
+
+    def _show_until(self, is_over: threading.Event) -> None:
+        """Show what is done now and again, as compilation tells of nothing for a long time."""
+        while not is_over.wait(LOOK):
+            self._show()
 
     def _end_phase(self) -> None:
         now = time.perf_counter()
@@ -97,11 +111,12 @@ class SetupDisplay:
         if self._bar is not None:
             self._bar.update(self._task, description=self._phase, passes=done)
             return
-        now = time.perf_counter()
-        if now - self._last_line < self._quiet:
-            return
-        self._last_line = now
-        self._quiet *= 2
+        with self._lock:
+            now = time.perf_counter()
+            if now - self._last_line < self._quiet:
+                return
+            self._last_line = now
+            self._quiet = min(2 * self._quiet, MOST_QUIET)
         over = f"{done} over the data" if done else ""
         parts = [f"Setting up {self.sampler}: {self._phase}", over, f"{self.total:.0f} s"]
         _log.info(", ".join(part for part in parts if part))

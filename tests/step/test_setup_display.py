@@ -1,6 +1,7 @@
 """What is shown while a step is set up: nothing is silent, and nothing is shown to nobody."""
 
 import logging
+import time
 
 import numpy as np
 import pymc as pm
@@ -40,7 +41,24 @@ def test_lines_are_logged_after_two_seconds_and_then_ever_less_often(clock, capl
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == "Setting up SGHMC..."
     assert lines[1] == "Setting up SGHMC: compiling gradients, 1 passes over the data, 2 s"
-    assert [line.rsplit(", ", 1)[1] for line in lines[1:]] == ["2 s", "6 s", "14 s", "30 s"]
+    assert [line.rsplit(", ", 1)[1] for line in lines[1:]] == [f"{s} s" for s in (2, 6, 14, 30, 46)]
+
+
+def test_a_phase_that_tells_of_nothing_is_not_silent(monkeypatch, caplog):
+    """As the compilation of one large function."""
+    monkeypatch.setattr(setup_display, "QUIET", 0.1)
+    monkeypatch.setattr(setup_display, "LOOK", 0.01)
+    with caplog.at_level(logging.INFO, logger="pymc.sghmc"), shown("SGHMC"):
+        begin_phase("compiling the draw")
+        until = time.monotonic() + 30
+        while len(caplog.records) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+    lines = caplog.messages[1:]
+    assert len(lines) >= 2
+    assert all(line.startswith("Setting up SGHMC: compiling the draw, ") for line in lines)
+    told = len(caplog.records)
+    time.sleep(0.5)  # longer than the next line would take
+    assert len(caplog.records) == told
 
 
 def test_seconds_are_counted_by_phase_and_compilation_apart(clock):
