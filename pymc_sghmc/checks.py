@@ -87,6 +87,8 @@ def check_call(sampler: Any, vars: object, names: Iterable[str], model: Model | 
         # PyMC hands model and blocked to each step that it copies, whatever its arguments are.
         if argument not in (*arguments, "model", "blocked"):
             raise TypeError(_unexpected(name, argument, arguments))
+    if not isinstance(model, Model | None):
+        raise TypeError(f"{name}(model={model!r}): must be a pm.Model.")
     try:
         return modelcontext(model)
     except TypeError:
@@ -323,6 +325,12 @@ def unconstrained_point(
     if all(name in point for name in names):
         return {name: np.asarray(point[name]) for name in names}
     value_names = {rv: model.rvs_to_values[rv].name for rv in model.free_RVs}
+    unknown = [name for name in point if name not in model.named_vars and name not in names]
+    if unknown:
+        raise ValueError(
+            f"centre: the model has no parameter {quoted(unknown)}. Its parameters are "
+            f"{quoted(rv.name for rv in value_names if rv not in out)}."
+        )
     missing = [rv for rv, name in value_names.items() if rv.name not in point and name not in point]
     missing = [rv.name for rv in missing if rv not in out]
     if missing:

@@ -221,16 +221,18 @@ def _batch_sizes(
     def checked_size(size: Any, key: tuple[int, int]) -> int:
         if not is_whole(size):
             raise ValueError(f"batch_size={batch_size!r}: must be a whole number of rows.")
+        if size < 1:
+            raise ValueError(
+                f"batch_size={batch_size!r}: must be 1 row or more, or None for all data."
+            )
         if (
             size > key[0]
             and not lengths
             and not any(lies_on_its_side(model, rv) for rv in by_rows[key])
         ):
             return key[0]
-        if not 1 <= size <= key[0]:
-            raise ValueError(
-                f"batch_size={batch_size!r}: must lie between 1 and the {key[0]} rows of data."
-            )
+        if size > key[0]:
+            raise ValueError(f"batch_size={batch_size!r}: there are only {key[0]} rows of data.")
         return int(size)
 
     labels = {

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get
 import numpy as np
 
 from pymc.model import Model
+from pymc.util import get_random_generator
 
 from pymc_sghmc.checks import checked_schedule, is_number, names, true_or_false, whole_steps
 from pymc_sghmc.schedules import Schedule, description
@@ -48,6 +49,16 @@ def schedule_of(learning_rate):
 
 def _learning_rate(name, value):
     schedule_of(value)
+    return value
+
+
+def _rng(name, value):
+    try:
+        get_random_generator(value, copy=False)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name}={value!r}: must be a numpy.random.Generator, a whole number or None."
+        ) from None
     return value
 
 
@@ -233,7 +244,7 @@ class SharedArguments(TypedDict, total=False):
     n_steps: Annotated[int | Literal["auto"], Argument("auto", _steps)]
     temperature: Annotated[float, Argument(1.0, _temperature)]
     model: Annotated[Model | None, Argument(None, is_compared=False)]
-    rng: Annotated[np.random.Generator | int | None, Argument(None, is_compared=False)]
+    rng: Annotated[np.random.Generator | int | None, Argument(None, _rng, is_compared=False)]
     initial_point: Annotated[Mapping[str, Any] | None, Argument(None, is_compared=False)]
     compile_kwargs: Annotated[
         Mapping[str, Any] | None, Argument(None, _compile_kwargs, is_compared=False)

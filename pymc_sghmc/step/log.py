@@ -58,6 +58,7 @@ def log_setup(
     )
     _log.debug(f"{sampler}: {_settings(tuner, setup.metric.kind, tuning, learning_rate)}.")
     is_too_noisy = tuner.gradients[2] is not None and setup.noise.second_order is None
+    is_too_noisy = is_too_noisy and tuning.order < 2  # else a chain has just given them up
     if is_too_noisy and not tuner.takes_all_rows(tuning):
         _log.info(
             f"{sampler} uses {GRADIENTS[tuning.order]}: second-order ones would be too noisy "

@@ -169,7 +169,7 @@ def test_data_in_another_order_are_refused(make):
 def test_transposed_outcome_is_refused():
     with pm.Model() as model:
         pm.Normal("y", pm.Normal("mu", shape=N), 1, observed=Y_ROWS.T)
-    refusal(model, 4, "batch_size=4", "between 1 and the 2 rows")
+    refusal(model, 4, "batch_size=4", "only 2 rows")
 
 
 def test_rows_along_the_second_axis_are_to_be_turned():
@@ -294,10 +294,8 @@ def test_batch_size_that_no_data_fill_is_all_rows(batch_size):
 
 
 @pytest.mark.parametrize("batch_size", [0, -3])
-def test_batch_size_outside_the_data_is_refused(batch_size):
-    refusal(
-        build(constants, whole, None), batch_size, f"batch_size={batch_size}", f"1 and the {N} rows"
-    )
+def test_batch_size_below_one_is_refused(batch_size):
+    refusal(build(constants, whole, None), batch_size, f"batch_size={batch_size}", "1 row or more")
 
 
 @pytest.mark.parametrize("batch_size", [2.5, 4.0, "10", True, np.True_, [4], {"y": None}])
@@ -318,7 +316,7 @@ def test_batch_size_may_be_any_integer(batch_size):
         (4, ("batch_size=4", "different numbers of rows", "Name the groups")),
         ({"nobody": 4}, ("'nobody' is not the name", "'y'", "'row'", "'x_other'", "7 rows")),
         ({"y": 4, "row": 5}, ("[4, 5] to the same rows", "Name them once")),
-        ({"counts": -8}, ("batch_size={'counts': -8}", "between 1 and the 7 rows")),
+        ({"counts": -8}, ("batch_size={'counts': -8}", "1 row or more")),
         ({"counts": True}, ("batch_size={'counts': True}", "whole number")),
         ({"y": "4", "row": 4}, ("batch_size={'y': '4', 'row': 4}", "whole number")),
     ],

@@ -643,7 +643,7 @@ def test_arrays_that_do_not_fit_are_refused(rows, tmp_path):
     refused(rows, with_(rows, X=rows["X"][:, :2]), r"'X' has shape \(1200, 2\)")
     refused(rows, with_(rows, y=None), "not those that 'likelihood' observes")
     refused(rows, with_(rows, X=None), "depends on X with 6 rows")
-    refused(rows, rows, "between 1 and the 1200 rows", batch_size=1201)
+    refused(rows, rows, "only 1200 rows", batch_size=1201)
     refused(rows, rows, "pass a batch_size", batch_size=None)
     refused(rows, rows, "replace='no'", replace="no")
 
@@ -692,7 +692,7 @@ def test_loaders_that_are_none_are_refused(rows):
     refused(rows, Scripted([with_(rows, y=rows["X"])]), "in a block 'y' has shape")
     refused(rows, Scripted([with_(rows, y=rows["y"][:9])]), "'X' has 1200, 'y' has 9")
     refused(rows, Scripted([OSError("disk on fire")]), "loader raised OSError: disk on fire")
-    refused(rows, Blocks(rows), "between 1 and the 1200", batch_size=1201)
+    refused(rows, Blocks(rows), "only 1200 rows", batch_size=1201)
     refused(rows, Blocks(rows), "at most half", batch_size=1200)
 
 

@@ -270,13 +270,21 @@ def test_noise_estimate_above_friction_is_cut_while_tuning_and_an_error_after(mo
         ({"preconditioner": [1.0, -1.0, 1.0]}, "preconditioner: all entries must be finite"),
         ({"preconditioner": np.full((3, 3), 1.0)}, "preconditioner: the matrix must be symmetric"),
         ({"preconditioner": np.triu(np.ones((3, 3)))}, "preconditioner: the matrix must be"),
-        ({"batch_size": -1}, "batch_size=-1: must lie between 1 and the 60 rows"),
+        ({"batch_size": -1}, "batch_size=-1: must be 1 row or more"),
+        ({"rng": "a"}, "rng='a': must be a numpy.random.Generator"),
+        ({"rng": -1}, "rng=-1: must be a numpy.random.Generator"),
+        ({"centre": {"bta": 1.0}}, "centre: the model has no parameter 'bta'. Its .* 'beta'"),
     ],
 )
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_bad_argument_is_refused_by_name(model, sampler, settings, message):
     with pytest.raises(ValueError, match=message):
         build(sampler, model, **settings)
+
+
+def test_what_is_no_model_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"SGHMC\(model='y'\): must be a pm.Model"):
+        SGHMC(model="y")
 
 
 def test_a_single_row_that_is_all_of_the_data_is_no_minibatch():
