@@ -22,10 +22,11 @@ from pymc.backends.base import BaseTrace
 from pymc.step_methods.compound import BlockedStep
 from pymc.util import get_random_generator
 from pytensor.compile.builders import OpFromGraph
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import GraphRewriter
+from pytensor.tensor.basic import Split
 from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type_other import NoneTypeT
 
@@ -84,6 +85,7 @@ __all__ = [
     "inference_data",
     "is_row_selection",
     "joined_along",
+    "lengths_of_parts",
     "sample_stored_chains_without_zarr",
     "smoothed_log_weights",
     "toposort",
@@ -314,6 +316,17 @@ def joined_along(node: Apply) -> tuple[int | None, int]:
     if hasattr(node.op, "axis"):
         return node.op.axis, len(node.inputs)
     return getattr(node.inputs[0], "data", None), len(node.inputs) - 1
+
+
+def lengths_of_parts(node: Apply) -> tuple[int, list[int]] | None:
+    """Axis and lengths of the parts that a node takes an array apart into, if they are known.
+
+    The axis of a `Split` is an input in PyTensor 2. With PyMC 5's end, it is the operation's alone.
+    """
+    if type(node.op) is not Split or not all(isinstance(v, Constant) for v in node.inputs[1:]):
+        return None
+    *axis, lengths = (v.data for v in node.inputs[1:])
+    return int(axis[0] if axis else node.op.axis), [int(length) for length in lengths]
 
 
 def is_row_selection(variable: Variable) -> bool:

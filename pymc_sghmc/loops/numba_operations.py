@@ -1,7 +1,8 @@
 """Operations that Numba compiles in a fraction of the time that PyTensor's take.
 
 PyTensor's products are of two matrices, and a vector is a matrix of one column to them; the maximum
-over an axis sorts strides first, whatever they are. Knows graphs and Numba, no steps.
+over an axis sorts strides first, whatever they are; an array is taken apart with messages for
+lengths that don't fit. Knows graphs and Numba, no steps.
 """
 
 from functools import cache
@@ -18,7 +19,7 @@ from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.math import Dot, Max
 
-from pymc_sghmc.compat import FAILING, LAST
+from pymc_sghmc.compat import FAILING, LAST, lengths_of_parts
 from pymc_sghmc.loops.machine_code import version_of
 
 __all__ = ["with_quick_operations"]
@@ -79,6 +80,8 @@ class _WithQuickOperations(GraphRewriter):
             elif type(node.op) is Max and _is_over_columns(node):
                 largest = LargestOfRows()(node.inputs[0])
                 fgraph.replace(node.outputs[0], largest, reason="largest of rows")
+            elif (parts := lengths_of_parts(node)) is not None:
+                _replace_parts(fgraph, node, *parts)
 
 
 def _has_one_column(node: Apply) -> bool:
@@ -110,6 +113,16 @@ def _replace_product(fgraph: FunctionGraph, node: Apply) -> None:
             fgraph.replace(client.outputs[0], new, reason=reason)
     if fgraph.clients.get(product):
         fgraph.replace(product, new.dimshuffle(0, "x"), reason=reason)
+
+
+def _replace_parts(fgraph: FunctionGraph, node: Apply, axis: int, lengths: list[int]) -> None:
+    """Take each part of an array by itself; set-up has evaluated the graph with its checks."""
+    array = node.inputs[0]
+    start = 0
+    for part, length in zip(node.outputs, lengths, strict=True):
+        index = (slice(None),) * axis + (slice(start, start + length),)
+        fgraph.replace(part, array[index], reason="parts of an array")
+        start += length
 
 
 def _order(node: Apply) -> tuple[Any, ...] | None:

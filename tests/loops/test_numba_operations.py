@@ -8,6 +8,7 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc.pytensorf import compile
+from pytensor.tensor.basic import Split
 
 from pymc_sghmc.loops import numba_operations
 from pymc_sghmc.loops.machine_code import version_of
@@ -110,3 +111,29 @@ def test_another_version_of_a_module(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text(f"def function():\n    {code}\n")
         versions.add(version_of(importlib.import_module(name).function))
     assert len(versions) == 2
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_an_array_is_taken_apart_and_stays_what_it_was(axis):
+    """Operations on parts may write into them, as PyTensor's parts are no views of the array."""
+    A = pt.dmatrix("A")
+    lengths = [1, 0, 3] if axis else [4, 2]
+    parts = pt.split(A, lengths, n_splits=len(lengths), axis=axis)
+    function = quick([A], [*(pt.exp(part) for part in parts), A.sum()])
+    assert Split not in operations(function)
+    matrix = MATRIX.copy()
+    *found, total = function(matrix)
+    for one, part in zip(found, np.split(MATRIX, np.cumsum(lengths)[:-1], axis), strict=True):
+        np.testing.assert_allclose(one, np.exp(part), rtol=1e-14)
+    np.testing.assert_array_equal(matrix, MATRIX)
+    np.testing.assert_allclose(total, MATRIX.sum(), rtol=1e-13)
+
+
+def test_parts_whose_lengths_are_not_known_are_left_alone():
+    x = pt.dvector("x")
+    lengths = pt.lvector("lengths")
+    function = quick([x, lengths], pt.split(x, lengths, n_splits=2))
+    assert Split in operations(function)
+    first, second = function(np.arange(5.0), np.array([2, 3]))
+    np.testing.assert_array_equal(first, [0.0, 1.0])
+    np.testing.assert_array_equal(second, [2.0, 3.0, 4.0])
