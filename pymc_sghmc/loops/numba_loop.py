@@ -21,7 +21,6 @@ from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 from pytensor.link.numba.cache import compile_numba_function_src
 from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key, numba_njit
-from pytensor.link.utils import compile_function_src
 
 from pymc_sghmc.loops.backends import CompiledStep
 from pymc_sghmc.protocols import Array
@@ -166,7 +165,7 @@ def _with_one_argument(function: Callable[..., Any]) -> Callable[[tuple[Any, ...
     definition.args.args = [ast.arg("arguments")]
     definition.body = [*ast.parse(f"{names}, = arguments").body, *definition.body]
     source = ast.unparse(ast.fix_missing_locations(module))
-    return compile_function_src(source, definition.name, dict(function.__globals__))
+    return compile_numba_function_src(source, definition.name, dict(function.__globals__))
 
 
 def _ending_at_errors(compiled: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
