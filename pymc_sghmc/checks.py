@@ -12,10 +12,9 @@ import numpy as np
 
 from pymc.initial_point import make_initial_point_fn
 from pymc.model import Model, modelcontext
-from pymc.util import get_value_vars_from_user_vars
+from pymc.util import get_random_generator, get_value_vars_from_user_vars
 
 from pymc_sghmc.exceptions import ChainError
-from pymc_sghmc.phases import COMPILING, begin_phase
 from pymc_sghmc.schedules import Phase
 
 __all__ = [
@@ -24,6 +23,7 @@ __all__ = [
     "checked_friction",
     "checked_schedule",
     "continuous_variables",
+    "generator_of",
     "is_number",
     "is_start_given",
     "is_whole",
@@ -152,9 +152,7 @@ def _variables(vars: Any, model: Model, sampler: str) -> list[Any]:
 
 def starting_point(model: Model, initial_point: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
     """Return the model's initial point with the values of an ``initial_point`` in it."""
-    begin_phase(f"{COMPILING} the initial point")
     point = model.initial_point()
-    begin_phase("reading the model")
     for name, value in (initial_point or {}).items():
         if name not in point:
             raise ValueError(
@@ -170,6 +168,16 @@ def starting_point(model: Model, initial_point: Mapping[str, Any] | None) -> dic
             )
         point[name] = value.astype(point[name].dtype)
     return point
+
+
+def generator_of(argument: str, seed: Any, copy: bool = True) -> np.random.Generator:
+    """Return a generator of a seed as PyMC makes it, of a generator a copy or itself."""
+    try:
+        return get_random_generator(seed, copy=copy)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{argument}={seed!r}: must be a numpy.random.Generator, a whole number or None."
+        ) from error
 
 
 def is_start_given(

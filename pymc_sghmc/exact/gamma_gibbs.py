@@ -15,9 +15,8 @@ from pymc.exceptions import SamplingError
 from pymc.model import Model, modelcontext
 from pymc.step_methods.compound import Competence, StepMethodState
 from pymc.step_methods.state import dataclass_state
-from pymc.util import get_random_generator
 
-from pymc_sghmc.checks import continuous_variables, starting_point
+from pymc_sghmc.checks import continuous_variables, generator_of, starting_point
 from pymc_sghmc.compat import ChainSetup
 from pymc_sghmc.exact.conditional import Conditional, NotFinite, Point
 from pymc_sghmc.exceptions import SamplingStopped
@@ -139,7 +138,7 @@ class GammaGibbs(ByHandle, ChainSetup):
         self.names = [var.name for var in self.vars]
         self.blocked = blocked
         self.conditionals = [Conditional(var, model, compile_kwargs) for var in self.vars]
-        self.begin_chain(get_random_generator(rng))
+        self.begin_chain(generator_of("rng", rng))
         points = _points_to_check(model, initial_point)
         for conditional in self.conditionals:
             _check(conditional, points)

@@ -26,7 +26,7 @@ from pymc.util import get_random_generator
 from rich.progress import TextColumn
 from rich.table import Column
 
-from pymc_sghmc.checks import continuous_variables, is_number, starting_point
+from pymc_sghmc.checks import continuous_variables, generator_of, is_number, starting_point
 from pymc_sghmc.compat import ChainSetup
 from pymc_sghmc.exact.leapfrog import Density
 from pymc_sghmc.interrupts import DelayedInterrupt
@@ -132,6 +132,7 @@ class HamiltonianStep(ChainSetup, GradientSharedStep):
         model = modelcontext(model)
         self.is_auto = _is_auto(step_size)
         _check_target_accept(target_accept)
+        generator_of("rng", rng, copy=False)
         point = starting_point(model, initial_point)
         super().__init__(
             continuous_variables(vars, model, name),

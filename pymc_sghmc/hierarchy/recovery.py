@@ -14,10 +14,9 @@ from numpy.typing import ArrayLike
 from pymc.model import Model, modelcontext
 from pymc.progress_bar import CustomProgress
 from pymc.pytensorf import compile
-from pymc.util import get_random_generator
 
 from pymc_sghmc.bambi_draws import pymc_model_and_draws
-from pymc_sghmc.checks import quoted, whole_steps
+from pymc_sghmc.checks import generator_of, quoted, whole_steps
 from pymc_sghmc.gradients.minibatch_gradient import MinibatchGradient
 from pymc_sghmc.hierarchy.marginal import Marginal, marginal_of
 from pymc_sghmc.protocols import Array
@@ -101,7 +100,7 @@ def recover_effects(
             "recover_effects: this step integrates nothing out. Make it with marginalize=."
         )
     wanted_groups = _checked(groups, marginal.n_groups)
-    rng = _generator(random_seed)
+    rng = generator_of("recover_effects: random_seed", random_seed)
     n_draws = whole_steps("draws", draws, "draws")
     gradient.data.reload()  # pm.set_data may have changed the groups, which is refused, or the rows
     if not gradient.density.placement_needs_others:  # else they follow each draw
@@ -259,17 +258,6 @@ def _checked(groups: ArrayLike | None, n_groups: int) -> Array | None:
             f"from 0 to {n_groups - 1}."
         )
     return numbers
-
-
-def _generator(random_seed: Any) -> np.random.Generator:
-    """Return a generator of a seed, as PyMC makes it."""
-    try:
-        return get_random_generator(random_seed)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"recover_effects: random_seed={random_seed!r}: pass a whole number, "
-            "a numpy.random.Generator or None."
-        ) from error
 
 
 def _as_variables(

@@ -13,9 +13,15 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get
 import numpy as np
 
 from pymc.model import Model
-from pymc.util import get_random_generator
 
-from pymc_sghmc.checks import checked_schedule, is_number, names, true_or_false, whole_steps
+from pymc_sghmc.checks import (
+    checked_schedule,
+    generator_of,
+    is_number,
+    names,
+    true_or_false,
+    whole_steps,
+)
 from pymc_sghmc.schedules import Schedule, description
 
 __all__ = [
@@ -53,12 +59,7 @@ def _learning_rate(name, value):
 
 
 def _rng(name, value):
-    try:
-        get_random_generator(value, copy=False)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"{name}={value!r}: must be a numpy.random.Generator, a whole number or None."
-        ) from None
+    generator_of(name, value, copy=False)
     return value
 
 

@@ -491,3 +491,11 @@ def test_pickled_steps_draw_the_same_and_hold_no_model(copier):
 
 def test_pymc_never_assigns_it():
     assert GammaGibbs.competence(None, True) == SGHMC.competence(None, True)
+
+
+def test_what_seeds_no_generator_is_refused_by_name():
+    with pm.Model():
+        tau = pm.Gamma("tau", 1.0, 1.0)
+        pm.Normal("y", 0.0, tau=tau, observed=[0.5, -1.0])
+        with pytest.raises(ValueError, match="rng='a'"):
+            GammaGibbs([tau], rng="a")

@@ -488,6 +488,7 @@ def test_n_steps_given_are_those_made(normal, n_steps, expected):
 
 INDEFINITE = [[1.0, 2.0, 0.0], [2.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
 BAD = [
+    {"rng": "a"},
     *({"step_size": value} for value in (0, -1, np.nan, np.inf, "x", True, [0.1])),
     *({"n_steps": value} for value in (0, -1, 1.5, (3, 1), (1, 2, 3), (1, 2.5), "x", True, None)),
     *({"mass": value} for value in ("x", np.ones(2), np.ones((2, 2)), 1.0, INDEFINITE)),
