@@ -77,14 +77,13 @@ class SetupDisplay:
         """Show what is told, for a while."""
         console = Console()
         may_show = _log.isEnabledFor(logging.INFO)
+        is_over = threading.Event()
         if may_show and (console.is_terminal or console.is_jupyter):
             self._bar = _bar(console)
             self._task = self._bar.add_task("", sampler=self.sampler, passes="")
             self._bar.start()
-        is_over = threading.Event()
-        clock = threading.Thread(target=self._show_until, args=(is_over,), daemon=True)
-        if may_show and self._bar is None:
-            clock.start()
+        elif may_show:
+            threading.Thread(target=self._show_until, args=(is_over,), daemon=True).start()
         try:
             with told_to(self):
                 yield

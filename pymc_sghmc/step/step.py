@@ -141,14 +141,15 @@ class StochasticGradientStep(ByHandle, ChainSetup):
 
     def _build(self, vars, own, friction, noise, given, display):
         """Make gradients, set up, and compile inner steps; return the settings of a set-up."""
-        display.begin("reading the model")
         name = type(self).__name__
         model = modelcontext(given["model"])
         schedule = schedule_of(given["learning_rate"])
         self.settings = compared(given) | own
         self.blocked = given["blocked"]
         self.vars = continuous_variables(vars, model, name)
+        display.begin(f"{COMPILING} the initial point")
         point = starting_point(model, given["initial_point"])
+        display.begin("reading the model")
         effects, left = integrated_effects(model, given, point, self.vars)
         unknowns = Unknowns(left, point)
         preconditioner = checked_preconditioner(given["preconditioner"], unknowns.d, schedule)
@@ -187,9 +188,8 @@ class StochasticGradientStep(ByHandle, ChainSetup):
             ),
             row_choice=_row_choice(model, given),
         )
-        n_steps = given["n_steps"]
         varies = callable(given["learning_rate"])
-        self.draws = DrawLoop(self, self.tuner, n_steps, schedule, varies)
+        self.draws = DrawLoop(self, self.tuner, given["n_steps"], schedule, varies)
         for check in CHECKS_OF_RUNS:
             add_end_of_run_check(check)
         self.begin_chain(get_random_generator(given["rng"]))

@@ -64,7 +64,7 @@ class FoundModes:
     """The modes of a posterior that are worth a word."""
 
     starts: list[Array]  # a position in each that chains start in
-    shares: list[float]  # of the probability, by the Gaussian that fits in each; those first
+    shares: tuple[float, ...] = (1.0,)  # of the probability, by a Gaussian fit to each
     apart: int = 0  # the parameter in which they are farthest apart, by these Gaussians
 
 
@@ -87,7 +87,7 @@ def starts_in_modes(setups: Setups, gradient: TunedGradient, start: Array) -> Fo
     reason = _reason_not_to_search(gradient.passes, first.fit)
     if reason is not None:
         _log.debug(f"Other modes were not searched for: {reason}.")
-        return FoundModes([start], [1.0])
+        return FoundModes([start])
     begin_phase("searching for other modes")
     began = time.perf_counter()
     found = search(gradient.passes, first.fit, start, first.passes)
@@ -99,7 +99,7 @@ def starts_in_modes(setups: Setups, gradient: TunedGradient, start: Array) -> Fo
     count_passes(found.passes)
     others = [mode.position.astype(gradient.density.dtype) for mode in found.modes[1:]]
     if not others:
-        return FoundModes([start], [1.0])
+        return FoundModes([start])
     return _confirmed(setups, gradient.passes, [start, *others])
 
 
@@ -119,13 +119,11 @@ def _confirmed(setups: Setups, passes: Passes, starts: list[Array]) -> FoundMode
             modes.append(mode)
             found.append((start, Mode(fit.mean, passes.log_density(fit.mean)[0], metric)))
     best = max((mode for _, mode in found), key=lambda mode: mode.log_mass)
-    told = [pair for pair in found if best.log_mass - pair[1].log_mass < NEGLIGIBLE]
-    # chains' own first, each group in the order in which they were found
-    told.sort(key=lambda pair: best.log_mass - pair[1].log_mass >= MINOR)
-    below = np.array([best.log_mass - mode.log_mass for _, mode in told])
+    told = [(start, mode) for start, mode in found if mode.log_mass > best.log_mass - NEGLIGIBLE]
+    masses = np.exp([mode.log_mass - best.log_mass for _, mode in told])
     return FoundModes(
-        starts=[start for start, mode in told if best.log_mass - mode.log_mass < MINOR],
-        shares=list(np.exp(-below) / np.exp(-below).sum()),
+        starts=[start for start, mode in told if mode.log_mass > best.log_mass - MINOR],
+        shares=tuple(masses / masses.sum()),
         apart=_farthest_apart(best, [mode for _, mode in told]),
     )
 

@@ -79,7 +79,7 @@ class Tuner:
         self.settings = settings
         self.initial = points.initial
         self.start_is_given = points.is_initial_given
-        self.modes = FoundModes([self.initial], [1.0])
+        self.modes = FoundModes([self.initial])
         has_choice = gradient.order.independent and not gradient.is_exact
         if row_choice is RowChoice.AT_LEAST:  # a single number
             has_choice = has_choice and len(set(gradient.data.noisy_batch_sizes)) == 1
@@ -168,7 +168,7 @@ class Tuner:
         self.initial, self.setups.reference_point = points
         self.setups.make_kept([self.initial])
         see_limits(self.setups, self.gradients[2])
-        self.modes = FoundModes([self.initial], [1.0])
+        self.modes = FoundModes([self.initial])
         if self.settings.choose_learning_rate and self.setups.reference_point is None:
             self.modes = starts_in_modes(self.setups, self.gradient, self.initial)
             self.setups.make_kept([self.initial] if self.start_is_given else self.modes.starts)

@@ -145,7 +145,7 @@ def test_draws_are_the_same_where_there_is_one_mode(monkeypatch):
     assert len(modes) == 1
     assert not log
     monkeypatch.setattr(
-        tuners, "starts_in_modes", lambda setups, gradient, start: FoundModes([start], [1.0])
+        tuners, "starts_in_modes", lambda setups, gradient, start: FoundModes([start])
     )
     np.testing.assert_array_equal(searched, draws()[0])
 
