@@ -5,7 +5,6 @@ Knows passes over the data and SciPy, no samplers.
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +46,7 @@ MOST_ALONE = 5.0  # nats beyond what it promises to a single draw, of few parame
 DRIFT = 1.5  # sds by which a Gaussian's draws would go, on average, to where there is no force
 ROUGH = 0.5  # r.m.s. of the force that a Gaussian doesn't have, in sds, that asks for a look
 FAR = 3.0  # sds, where that look is
+MOST_ELSEWHERE = 3.0  # nats of evidence by which another Gaussian may be better than a mode
 LEAST_FALL = 0.2  # of the fall that a Gaussian promises there
 
 
@@ -146,10 +146,20 @@ class _DenseSearch:
             is_mode = falls_as_fitted(counted, x, factor)
         is_mode = not self.optimise or (is_mode and slope < STEEP)
         fit = GaussianFit(mean=x, metric=Dense(factor), is_mode=bool(is_mode), passes=0.0)
-        if self.variational is not None and not is_mode:
-            # as a rule its mean is in the bulk, and not on the way to nowhere
-            fit = max(self.variational, fit, key=partial(evidence_bound, counted))
-        return replace(fit, is_mode=bool(is_mode), passes=counted.passes)
+        if self.variational is not None:
+            fit = self._better_of_both(self.variational, fit)
+        return replace(fit, passes=counted.passes)
+
+    def _better_of_both(self, variational: GaussianFit, fit: GaussianFit) -> GaussianFit:
+        """Return the variational fit, which is none as a mode is, where it holds far more.
+
+        Where no mode was found its mean is in the bulk, as a rule, and not on the way to nowhere.
+        And a joint mode may hold next to nothing of the posterior, such as one where effects of
+        small groups say what those of the large ones should.
+        """
+        gain = evidence_bound(self.counted, variational) - evidence_bound(self.counted, fit)
+        is_better = gain > (MOST_ELSEWHERE if fit.is_mode else 0.0)
+        return replace(variational, is_mode=False) if is_better else fit
 
     def _by_draws(self, x: Array, factor: Array) -> Array:
         """Find a factor at a point where rounds found none: curvatures lead from one to another.
