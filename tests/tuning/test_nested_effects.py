@@ -28,7 +28,9 @@ def rows(crossed=False):
 
 def test_levels_are_those_of_gaussian_elimination():
     A, slope, z = rows()
-    found = conditional_laws(csr_array(A), slope, z, PLACES, PAIRS, np.zeros((z.size, 0)))
+    found = conditional_laws(
+        csr_array(A), slope, z, PLACES, PAIRS, np.zeros((z.size, 0)), A.diagonal()
+    )
     linear = slope + A @ z
     for level, place in enumerate(PLACES):
         below = slice(0, place.start)
@@ -66,7 +68,9 @@ def test_coefficients_of_one_group_are_taken_out_together():
     regions = slice(2 * N_SITES, len(A))
     shared = rng.standard_normal((len(A), 1))
 
-    found = conditional_laws(csr_array(A), slope, z, [sites, regions], [(0, 1)], shared)
+    found = conditional_laws(
+        csr_array(A), slope, z, [sites, regions], [(0, 1)], shared, A.diagonal()
+    )
 
     linear = slope + A @ z
     posterior = A[sites, sites] + np.eye(2 * N_SITES)
@@ -88,12 +92,46 @@ def test_coefficients_of_one_group_are_taken_out_together():
     np.testing.assert_allclose(by_region, below[:, :N_REGIONS], atol=1e-9)
 
 
+def test_rows_that_see_a_sum_tell_nothing_else_where_curvatures_are_typical_ones():
+    """Typical curvatures of groups and of the larger ones they are in aren't of the same rows.
+
+    What is left of a region's, beside that of its sites, was a difference of large numbers.
+    """
+    rng = np.random.default_rng(3)
+    site = np.repeat(np.arange(N_SITES), 30)
+    region = site % N_REGIONS
+    country = region % N_COUNTRIES
+    X = np.zeros((site.size, 52))  # the last one is an intercept
+    for place, index in zip(PLACES, (site, region, country), strict=True):
+        X[np.arange(site.size), place.start + index] = 1
+    X[:, 51] = 1
+    A = X.T @ (rng.uniform(10, 100, site.size)[:, None] * X)
+    typical = A.diagonal()[:51] * rng.uniform(0.7, 1.4, 51)
+
+    found = conditional_laws(
+        csr_array(A[:51, :51]), np.zeros(51), np.zeros(51), PLACES, PAIRS, A[:51, 51:], typical
+    )
+
+    sites, regions, countries = (found.precision[place] for place in PLACES)
+    np.testing.assert_allclose(sites, typical[:N_SITES])
+    of_sites = np.bincount(np.arange(N_SITES) % N_REGIONS, 1 / (1 + 1 / sites))
+    np.testing.assert_allclose(regions, of_sites)
+    of_regions = np.bincount(np.arange(N_REGIONS) % N_COUNTRIES, 1 / (1 + 1 / regions))
+    np.testing.assert_allclose(countries, of_regions)
+    # an intercept that moves one way and effects the other
+    np.testing.assert_allclose(found.shared[:, 0], found.precision)
+    for (i, _), block in found.blocks.items():
+        np.testing.assert_allclose(block.size, found.precision[PLACES[i]])
+
+
 def test_a_huge_group_leaves_small_ones_what_their_rows_say():
     A, slope, z = rows()
     A = A[:40, :40]
     expected = np.diag(A).copy()
     expected[0] = A[0, 0] = 1e10 * A[1, 1]
-    found = conditional_laws(csr_array(A), slope[:40], z[:40], PLACES[:1], [], np.zeros((40, 0)))
+    found = conditional_laws(
+        csr_array(A), slope[:40], z[:40], PLACES[:1], [], np.zeros((40, 0)), A.diagonal()
+    )
     np.testing.assert_allclose(found.precision, expected)
 
 
@@ -101,7 +139,9 @@ def test_what_is_no_number_says_nothing():
     """As where a density isn't finite at the mean of a first fit."""
     A, slope, z = rows()
     A[3] = A[:, 3] = np.nan
-    found = conditional_laws(csr_array(A), slope, z, PLACES, PAIRS, np.zeros((z.size, 0)))
+    found = conditional_laws(
+        csr_array(A), slope, z, PLACES, PAIRS, np.zeros((z.size, 0)), A.diagonal()
+    )
     assert found.precision[3] == 0
     assert np.isfinite(found.precision).all()
     assert np.isfinite(found.linear).all()
@@ -111,7 +151,13 @@ def test_what_is_no_number_says_nothing():
 def test_crossed_effects_count_as_unrelated(crossed):
     A, slope, z = rows(crossed)
     found = conditional_laws(
-        csr_array(A[:48, :48]), slope[:48], z[:48], PLACES[:2], PAIRS[:1], np.zeros((48, 0))
+        csr_array(A[:48, :48]),
+        slope[:48],
+        z[:48],
+        PLACES[:2],
+        PAIRS[:1],
+        np.zeros((48, 0)),
+        A.diagonal()[:48],
     )
     assert any(block.size.any() for block in found.blocks.values()) != crossed
     if crossed:
