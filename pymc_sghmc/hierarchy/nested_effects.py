@@ -115,11 +115,11 @@ def conditional_laws(
 
 
 class _Levels(NamedTuple):
-    """Second derivatives of −log-likelihood by the effects of each level, ..."""
+    """Second derivatives of −log-likelihood by the effects of each level and by others."""
 
-    own: list[csr_array]  # ... by those of the same level, ...
-    between: dict[tuple[int, int], csr_array]  # ... by those of larger groups that they are in, ...
-    shared: list[Array]  # ... and by shared parameters
+    own: list[csr_array]  # of the same level
+    between: dict[tuple[int, int], csr_array]  # of the larger groups that they are in
+    shared: list[Array]  # shared parameters
 
 
 def _at_typical_points(here: _Levels, weights: Sequence[Array]) -> _Levels:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_sghmc.gradients.metric import Array, Metric
-from pymc_sghmc.tuning.curvature import CountedPasses
+from pymc_sghmc.tuning.curvature import CountedPasses, Rows
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 
 __all__ = ["evidence_bound", "excess_forces", "is_rough", "scaled_by_draws"]
@@ -25,12 +25,21 @@ NUMBERS_COMPARED = 100  # ... and more where they have fewer numbers than these 
 ROUGH = 0.8  # r.m.s. of the force that a Gaussian doesn't have, in sds, above which it is none
 
 
-def evidence_bound(counted: CountedPasses, fit: GaussianFit) -> float:
+def evidence_bound(counted: CountedPasses, fit: GaussianFit, by_all: bool = False) -> float:
     """Return the lower bound of the evidence, up to a constant, that the best Gaussian has most of.
 
     By other draws than those that Gaussians are fitted with; −∞ where one isn't finite.
+
+    Parameters
+    ----------
+    counted : CountedPasses
+    fit : GaussianFit
+    by_all : bool, default False
+        Whether by all rows instead of the subset, whose mode is many of its standard deviations
+        from that of all rows.
     """
-    return _around(counted, fit.mean, fit.metric.matrix()).bound
+    rows = None if by_all else counted.subset
+    return _around(counted, fit.mean, fit.metric.matrix(), rows).bound
 
 
 class _Around(NamedTuple):
@@ -40,11 +49,11 @@ class _Around(NamedTuple):
     curvatures: Array  # mean ones along its columns, by the forces at the draws, (d,)
 
 
-def _around(counted: CountedPasses, mean: Array, factor: Array) -> _Around:
+def _around(counted: CountedPasses, mean: Array, factor: Array, rows: Rows) -> _Around:
     n_pairs = max(N_COMPARED, NUMBERS_COMPARED // mean.size)
     half = np.random.default_rng(1).standard_normal((n_pairs, mean.size))
     z = np.concatenate([half, -half])
-    there = [counted(mean + factor @ x, counted.subset) for x in z]
+    there = [counted(mean + factor @ x, rows) for x in z]
     entropy = np.log(np.abs(np.diag(factor))).sum()
     bound = float(np.mean([level for level, _ in there]) + entropy)
     forces = np.array([factor.T @ gradient for _, gradient in there])
@@ -68,7 +77,7 @@ def scaled_by_draws(counted: CountedPasses, mean: Array, factor: Array) -> Array
     best = factor
     best_bound = -math.inf
     for _ in range(ROUNDS_BY_DRAWS):
-        around = _around(counted, mean, factor)
+        around = _around(counted, mean, factor, counted.subset)
         if around.bound > best_bound:
             best = factor
             best_bound = around.bound

@@ -157,8 +157,11 @@ class _DenseSearch:
         And a joint mode may hold next to nothing of the posterior, such as one where effects of
         small groups say what those of the large ones should.
         """
-        gain = evidence_bound(self.counted, variational) - evidence_bound(self.counted, fit)
-        is_better = gain > (MOST_ELSEWHERE if fit.is_mode else 0.0)
+        bound, of_fit = (
+            evidence_bound(self.counted, each, by_all=fit.is_mode) for each in (variational, fit)
+        )
+        gain = bound - of_fit
+        is_better = gain > MOST_ELSEWHERE if fit.is_mode else not gain < 0
         return replace(variational, is_mode=False) if is_better else fit
 
     def _by_draws(self, x: Array, factor: Array) -> Array:
