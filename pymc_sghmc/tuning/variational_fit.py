@@ -53,6 +53,8 @@ ROUNDS_OF_SCALES = 2
 LEAST = 1e-100  # curvature: that of no width
 SHORT = 0.1  # length of directions along which curvatures at a start are found: no width is known
 FLAT = 0.05  # least curvature, of that of the coordinates so far, that is believed
+LESS_FLAT = 0.5  # the same, where scales went from one extreme to the other
+COLLAPSED = 0.03  # of a standard deviation before, below which it did
 WIDEST = 12.0  # logarithm of a scale over its first guess: nothing is known of it there
 NARROWER = np.array([0.3, 0.03, 0.003, 3e-4])  # first scales, of what curvature promises
 NO_NUMBER = 1e100  # for it, where nothing is known yet
@@ -154,13 +156,9 @@ def fit_around(counted: CountedPasses, mean: Array, metric: Dense) -> GaussianFi
 
 def _by_newton(counted: CountedPasses, draws: StandardDraws, independent: MeanField) -> GaussianFit:
     """Fit a Gaussian from one with independent parameters."""
-    m = independent.mean
-    factor = np.diag(independent.sds)
-    moved = np.inf
-    for _ in range(ROUNDS):
-        factor, is_wide = _rescaled(counted, draws, m, factor)
-        m, moved = nearer(counted, counted.subset, m, Dense(factor), draws.z)
-        if moved == math.inf or (moved < NEAR and is_wide):
+    for flattest in (FLAT, LESS_FLAT):
+        m, factor, moved, has_collapsed = _newton_rounds(counted, draws, independent, flattest)
+        if not has_collapsed:
             break
     for _ in range(ROUNDS if counted.subset is not None else 0):  # the mean of all rows is another
         m, moved = nearer(counted, None, m, Dense(factor), draws.z)
@@ -173,6 +171,39 @@ def _by_newton(counted: CountedPasses, draws: StandardDraws, independent: MeanFi
     # curvatures that differ from draw to draw may have led away from what was there before
     before = replace(fit, mean=independent.mean, metric=Dense(np.diag(independent.sds)))
     return max(before, fit, key=partial(evidence_bound, counted))
+
+
+class _Rounds(NamedTuple):
+    """What rounds of Newton's method came to."""
+
+    mean: Array
+    factor: Array
+    moved: float  # by the last one, in sds
+    has_collapsed: bool  # a parameter's sd became far smaller in one of them
+
+
+def _newton_rounds(
+    counted: CountedPasses, draws: StandardDraws, independent: MeanField, flattest: float
+) -> _Rounds:
+    """Take rounds of Newton's method, from a Gaussian with independent parameters.
+
+    The logarithm of a scale has a long straight tail on one side, in which no curvature tells a
+    width. What is made wider there in each round ends at draws beyond the wall on the other side:
+    these drive the mean out along the tail, round by round, and then make it narrow, so far out
+    that nothing tells it from a mode.
+    """
+    m = independent.mean
+    factor = np.diag(independent.sds)
+    moved = np.inf
+    for _ in range(ROUNDS):
+        sds = np.linalg.norm(factor, axis=1)
+        factor, is_wide = _rescaled(counted, draws, m, factor, flattest)
+        if (np.linalg.norm(factor, axis=1) < COLLAPSED * sds).any():
+            return _Rounds(m, factor, math.inf, has_collapsed=True)
+        m, moved = nearer(counted, counted.subset, m, Dense(factor), draws.z)
+        if moved == math.inf or (moved < NEAR and is_wide):
+            break
+    return _Rounds(m, factor, moved, has_collapsed=False)
 
 
 def mean_field(
@@ -333,7 +364,11 @@ def _prior_sds(counted: CountedPasses, start: Array) -> Array:
 
 
 def _rescaled(
-    counted: CountedPasses, draws: StandardDraws, m: Array, factor: Array
+    counted: CountedPasses,
+    draws: StandardDraws,
+    m: Array,
+    factor: Array,
+    flattest: float = FLAT,
 ) -> tuple[Array, bool]:
     """Return L with LᵀH̄L = 1, H̄ the mean of the Hessian of −log p over the draws.
 
@@ -343,9 +378,9 @@ def _rescaled(
     if not np.isfinite(hessian).all():
         return factor, True
     values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-    is_wide = not ((values >= 0) & (values < FLAT)).any()
+    is_wide = not ((values >= 0) & (values < flattest)).any()
     # a negative one says nothing of the width: there the scale stays what it was
-    values = np.where(values > FLAT, values, np.where(values < 0, 1.0, FLAT))
+    values = np.where(values > flattest, values, np.where(values < 0, 1.0, flattest))
     return lower(factor @ (vectors / np.sqrt(values))), is_wide  # the same root in each round
 
 

@@ -20,6 +20,7 @@ from pymc_sghmc.hierarchy.centring import centring_of
 from pymc_sghmc.hierarchy.rewrites import Rewriting
 from pymc_sghmc.models.unknowns import Unknowns
 from pymc_sghmc.tuning import posterior_fit, setup
+from pymc_sghmc.tuning import variational_fit as variational
 from pymc_sghmc.tuning.curvature import CountedPasses, extreme_curvatures
 from pymc_sghmc.tuning.gaussian_fit import GaussianFit
 from pymc_sghmc.tuning.low_rank_fit import low_rank_fit
@@ -239,6 +240,35 @@ def test_effects_in_larger_groups_are_as_wide_as_their_coordinates(seed):
         sds = fit.metric.sds()[place]
         assert sds.min() > 0.5
         assert sds.max() < 1.5
+
+
+@pytest.mark.filterwarnings("ignore:For backward compatibility, 'str' dtypes")
+def test_rounds_that_go_from_one_extreme_to_the_other_are_taken_again(monkeypatch):
+    """Eleven groups in five whose own scale may be zero: Newton's rounds drove it to e⁻⁴⁹.
+
+    With a standard deviation of 10⁻¹⁸, so that no force there was worth a word; whether that passed
+    for a mode was a matter of rounding.
+    """
+    pytest.importorskip("bambi", reason="Bambi isn't installed")
+    rounds = []
+    newton_rounds = variational._newton_rounds
+
+    def recorded(*args):
+        rounds.append(newton_rounds(*args))
+        return rounds[-1]
+
+    monkeypatch.setattr(variational, "_newton_rounds", recorded)
+    model = random_groups.model_of(random_groups.plan(86, most=5000))
+    gradient, start = gradient_with_effects(model)
+    [position] = centring_of(gradient.density).choose(gradient, start)
+    fit = centring_of(gradient.density).taken_fit(position)
+    first, again = rounds
+    place = place_of(gradient, "1|g1_sigma")
+    assert first.has_collapsed
+    assert first.mean[place] < -10
+    assert fit.is_mode
+    assert fit.mean[place] == again.mean[place]
+    assert -2.5 < fit.mean[place] < 0
 
 
 def regions_in_units(unit, flat):
