@@ -46,7 +46,7 @@ MOST_ALONE = 5.0  # nats beyond what it promises to a single draw, of few parame
 DRIFT = 1.5  # sds by which a Gaussian's draws would go, on average, to where there is no force
 ROUGH = 0.5  # r.m.s. of the force that a Gaussian doesn't have, in sds, that asks for a look
 FAR = 3.0  # sds, where that look is
-MOST_ELSEWHERE = 3.0  # nats of evidence by which another Gaussian may be better than a mode
+MOST_ELSEWHERE = 10.0  # nats of evidence by which another Gaussian may be better than a mode
 LEAST_FALL = 0.2  # of the fall that a Gaussian promises there
 
 

@@ -230,7 +230,7 @@ def test_effects_in_larger_groups_are_as_wide_as_their_coordinates(seed):
 
     The small groups of 30 took over what the large ones say, and coordinates were chosen by that.
     Those of 430 knew of the large groups and not of the intercept, by standard deviations of a fit
-    to eight draws; so a joint mode was believed that holds e⁻²⁰ of what is around a variational fit.
+    to eight draws; so a joint mode was believed that holds e⁻¹⁷ of what is around a variational fit.
     """
     model = random_groups.model_of(random_groups.plan(seed, most=5000))
     gradient, start = gradient_with_effects(model)
