@@ -195,15 +195,17 @@ def _newton_rounds(
     m = independent.mean
     factor = np.diag(independent.sds)
     moved = np.inf
-    for _ in range(ROUNDS):
+    has_collapsed = False
+    for i in range(ROUNDS):
         sds = np.linalg.norm(factor, axis=1)
         factor, is_wide = _rescaled(counted, draws, m, factor, flattest)
-        if (np.linalg.norm(factor, axis=1) < COLLAPSED * sds).any():
-            return _Rounds(m, factor, math.inf, has_collapsed=True)
+        # the sds that the first round begins with may be anything
+        if i and (np.linalg.norm(factor, axis=1) < COLLAPSED * sds).any():
+            has_collapsed = True
         m, moved = nearer(counted, counted.subset, m, Dense(factor), draws.z)
         if moved == math.inf or (moved < NEAR and is_wide):
             break
-    return _Rounds(m, factor, moved, has_collapsed=False)
+    return _Rounds(m, factor, moved, has_collapsed)
 
 
 def mean_field(
