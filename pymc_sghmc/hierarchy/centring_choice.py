@@ -5,7 +5,7 @@ Knows passes over the data and a fit of a Gaussian, no models and no samplers.
 
 import math
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["Chosen", "Coordinates", "choose"]
 
 MOST_CLIMB = 50  # iterations of the climb without effects
-ROUNDS = 2  # of coordinates and a fit in them
 MOST_OFF = math.log(4)  # of the curvature by which a coordinate was chosen, where the fit is then
 STEP = 1e-3  # prior standard deviations, of differences of gradients
 N_PAIRS = 4  # of draws ±z from the fit
@@ -92,23 +91,41 @@ def choose(gradient: MinibatchGradient, centring: "PartialCentring", start: Arra
     if start.size > MAX_DENSE:
         return chosen
     own_without = density.to_model(without)
-    fitted = None
-    for _ in range(ROUNDS):
-        assert chosen.independent is not None
-        centring.set_coordinates(*chosen.coordinates)
-        from_there = density.from_model(own_without).astype(float)
-        fit = variational_fit(counted, from_there, centring.carried(chosen.independent))
-        if fit is None or (fitted is not None and not fit.is_mode):
-            break
-        fitted = chosen._replace(start=density.from_model(start).astype(float), fit=fit)
-        own_mean = density.to_model(fit.mean)
-        centring.set_coordinates(none)
-        around = _independent_around(fit, centring, density.from_model(own_mean), chosen)
-        better = _chosen_by(counted, centring, around, information)
-        if not _differ(centring, chosen, better):
-            break
-        chosen = better
-    return chosen if fitted is None else fitted
+    fitted = _fitted(counted, centring, chosen, start, own_without)
+    if fitted is None:
+        return chosen
+    better = _chosen_by(counted, centring, _independent_around(fitted, centring), information)
+    if not _differ(centring, fitted, better):
+        return fitted
+    again = _fitted(counted, centring, better, start, own_without)
+    return again if again is not None and again.fit is not None and again.fit.is_mode else fitted
+
+
+def _fitted(
+    counted: CountedPasses,
+    centring: "PartialCentring",
+    chosen: Chosen,
+    start: Array,
+    without: Array,
+) -> Chosen | None:
+    """Fit a Gaussian in chosen coordinates, which are in use then; None where none is found.
+
+    Parameters
+    ----------
+    counted : CountedPasses
+    centring : PartialCentring
+    chosen : Chosen
+    start, without : array of shape (d,)
+        The initial point, and the same without effects, in the model's own coordinates.
+    """
+    assert chosen.independent is not None
+    density = counted.over.density
+    centring.set_coordinates(*chosen.coordinates)
+    from_there = density.from_model(without).astype(float)
+    fit = variational_fit(counted, from_there, centring.carried(chosen.independent))
+    if fit is None:
+        return None
+    return chosen._replace(start=density.from_model(start).astype(float), fit=fit)
 
 
 def _chosen_by(
@@ -126,27 +143,29 @@ def _ratios(centring: "PartialCentring", coordinates: Coordinates, point: Array)
     return coordinates.information * np.square(centring.scales(point))
 
 
-def _independent_around(
-    fit: GaussianFit, centring: "PartialCentring", z: Array, chosen: Chosen
-) -> MeanField:
-    """Return the Gaussian with independent parameters that a fit is near to.
+def _independent_around(fitted: Chosen, centring: "PartialCentring") -> MeanField:
+    """Return the Gaussian with independent parameters that a fit is near to, with z in use then.
 
     Parameters
     ----------
-    fit : GaussianFit
-        In chosen coordinates.
+    fitted : Chosen
+        With its coordinates in use.
     centring : PartialCentring
-        With z in use.
-    z : array of shape (d,)
-        The mean of the fit.
-    chosen : Chosen
     """
-    inverse = solve_triangular(fit.metric.matrix(), np.eye(z.size), lower=True)
+    assert fitted.fit is not None
+    own_mean = centring.to_model(fitted.fit.mean)
+    centring.set_coordinates(np.zeros_like(centring.as_written))
+    z = centring.from_model(own_mean).astype(float)
+    inverse = solve_triangular(fitted.fit.metric.matrix(), np.eye(z.size), lower=True)
     sds = 1 / np.linalg.norm(inverse, axis=0)
-    places = centring.group_coefficients.values()
-    effects = np.concatenate([np.r_[place] for place in places])
-    sds[effects] = 1 / np.sqrt(1 + _ratios(centring, chosen.coordinates, z))
-    return MeanField(mean=z.astype(float), sds=sds)
+    effects = _entries(centring.group_coefficients.values())
+    sds[effects] = 1 / np.sqrt(1 + _ratios(centring, fitted.coordinates, z))
+    return MeanField(mean=z, sds=sds)
+
+
+def _entries(places: Iterable[slice]) -> Array:
+    """Numbers in a position of all entries of effects in these places."""
+    return np.concatenate([np.r_[place] for place in places])
 
 
 def _differ(centring: "PartialCentring", chosen: Chosen, better: Chosen) -> bool:
@@ -165,7 +184,7 @@ def _without_effects(counted: CountedPasses, start: Array, places: Sequence[slic
     and scales that are wide enough for them: a fit hardly finds its way back from there. A start at
     which effects aren't zero was chosen, and stays.
     """
-    effects = np.concatenate([np.r_[place] for place in places])
+    effects = _entries(places)
     is_shared = np.nan_to_num(counted.likelihood(start)) != 0
     is_shared[effects] = False
     if start[effects].any() or not is_shared.any():
@@ -206,7 +225,7 @@ def _conditional(
     point = independent.mean
     names = list(centring.group_coefficients)
     places = list(centring.group_coefficients.values())
-    effects = np.concatenate([np.r_[place] for place in places])
+    effects = _entries(places)
     ends = np.cumsum([place.stop - place.start for place in places])
     parts = [slice(end - (p.stop - p.start), end) for end, p in zip(ends, places, strict=True)]
     scale = centring.scales(point)
@@ -321,7 +340,7 @@ def _information(
     counted: CountedPasses, draws: Array, scales: Array, places: Sequence[slice]
 ) -> Array:
     """Curvature of the likelihood in the entries of effects, at typical draws; 0 or more."""
-    effects = np.concatenate([np.r_[place] for place in places])
+    effects = _entries(places)
     squares = np.square(scales)
     exact = [counted.likelihood_curvatures(draw) for draw in draws]
     with np.errstate(all="ignore"):

@@ -84,7 +84,8 @@ def conditional_laws(
         between={pair: matrix for pair, matrix in between.items() if matrix is not None},
         shared=[np.nan_to_num(shared[place], posinf=0.0, neginf=0.0) for place in places],
     )
-    own, nested, by_shared = _at_typical_points(here, [weights[place] for place in places])
+    levels = _at_typical_points(here, [weights[place] for place in places])
+    own, nested, by_shared = levels
     linear = [slope[place] + H @ z[place] for place, H in zip(places, own, strict=True)]
     for (i, j), matrix in nested.items():
         linear[i] = linear[i] + matrix @ z[places[j]]
@@ -96,12 +97,8 @@ def conditional_laws(
         larger = {j: matrix for (one, j), matrix in nested.items() if one == i}
         for j, matrix in larger.items():
             through = (matrix.T @ covariance).tocsr()
-            own[j] = own[j] - through @ matrix
             linear[j] = linear[j] - through @ linear[i]
-            by_shared[j] = by_shared[j] - through @ by_shared[i]
-            for k, other in larger.items():
-                if (j, k) in nested:
-                    nested[j, k] = nested[j, k] - through @ other
+            _add(levels, j, larger, -through, by_shared[i])
         alone = (diags_array(precision[place] + 1) @ covariance).tocsr()
         linear[i] = alone @ linear[i]
         by_shared[i] = alone @ by_shared[i]
